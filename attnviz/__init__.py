@@ -1,0 +1,38 @@
+"""attnviz: see what multi-head attention does, from a shell.
+
+`import attnviz` is light; torch is loaded when one of the names below is first used.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from attnviz.attention import MultiHeadAttention, scaled_dot_product_attention
+    from attnviz.config import AttentionConfig
+    from attnviz.result import AttentionResult, load
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "AttentionConfig",
+    "AttentionResult",
+    "MultiHeadAttention",
+    "load",
+    "scaled_dot_product_attention",
+]
+
+_HOMES = {
+    "AttentionConfig": "attnviz.config",
+    "AttentionResult": "attnviz.result",
+    "MultiHeadAttention": "attnviz.attention",
+    "load": "attnviz.result",
+    "scaled_dot_product_attention": "attnviz.attention",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'attnviz' has no attribute {name!r}")
+    return getattr(import_module(_HOMES[name]), name)

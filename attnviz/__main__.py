@@ -1,0 +1,6 @@
+"""`python -m attnviz` is `attnviz`."""
+
+from attnviz.cli.main import main
+
+if __name__ == "__main__":
+    main()

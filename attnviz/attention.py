@@ -1,0 +1,188 @@
+"""Scaled dot-product and multi-head attention (Vaswani et al. 2017, sections 3.2.1 and 3.2.2).
+
+Axis order is always batch, head, query, key: B H Tq Tk. Each reshape carries its shape.
+"""
+
+from __future__ import annotations
+
+from math import sqrt
+
+import torch
+from torch import Tensor, nn
+
+from attnviz.config import AttentionConfig
+from attnviz.positions import sinusoidal
+from attnviz.trace import Tap, ignore
+
+SCORE_SPREAD = 2.0
+"""Standard deviation that untrained scores are given, so that heads look at something."""
+
+INPUT_VARIANCE = 1.5
+"""Of a normal embedding (1) plus sines and cosines (1/2), for each of d_model numbers."""
+
+
+def scaled_dot_product_attention(
+    q: Tensor, k: Tensor, v: Tensor, allowed: Tensor | None = None, tap: Tap = ignore
+) -> tuple[Tensor, Tensor]:
+    """softmax(q kᵀ / √d_k) v, equation 1 of the paper, with the weights beside the result.
+
+    Args:
+        q: `[B H Tq d_k]`, k: `[B H Tk d_k]`, v: `[B H Tk d_v]`.
+        allowed: bool, broadcastable to `[B H Tq Tk]`; True lets a query see a key. None: all do.
+        tap: called with each tensor on the way.
+
+    Returns:
+        (context `[B H Tq d_v]`, weights `[B H Tq Tk]`). A forbidden weight is exactly 0. A query
+        that may see nothing has weights and context of zeros, as in
+        `torch.nn.functional.scaled_dot_product_attention`. A NaN or infinity in a key or value
+        reaches the queries that may see it, and no others.
+    """
+    products = q @ k.transpose(-2, -1)  # B H Tq d_k @ B H d_k Tk -> B H Tq Tk
+    tap("products", "B H Tq Tk", products, sums_over="d_k")
+    scores = products / sqrt(q.shape[-1])
+    tap("scores", "B H Tq Tk", scores, flops_each=1)
+    if allowed is None:
+        weights = scores.softmax(-1)
+    else:
+        masked = scores.masked_fill(~allowed, -torch.inf)
+        tap("masked_scores", "B H Tq Tk", masked, flops_each=1)
+        sees_something = allowed.any(-1, keepdim=True)  # softmax of -inf alone is NaN
+        weights = masked.softmax(-1).masked_fill(~sees_something, 0.0)
+    tap("weights", "B H Tq Tk", weights, flops_each=5)
+    context = weights @ v  # B H Tq Tk @ B H Tk d_v -> B H Tq d_v
+    if allowed is not None and not torch.isfinite(v).all():
+        context = _shielded(weights, v, allowed, context)
+    tap("context", "B H Tq d_v", context, sums_over="Tk")
+    return context, weights
+
+
+def _shielded(weights: Tensor, v: Tensor, allowed: Tensor, context: Tensor) -> Tensor:
+    """`context` for rows that may see a NaN or infinity; for the others, as if it were not there.
+
+    A forbidden weight is 0, but 0 · NaN is NaN, so a matrix product alone would let it through.
+    """
+    broken = ~torch.isfinite(v)
+    sees_broken = (allowed.to(weights.dtype) @ broken.to(weights.dtype)) > 0
+    return torch.where(sees_broken, context, weights @ v.masked_fill(broken, 0.0))
+
+
+class Projection(nn.Module):
+    """x Wᵀ + b, as `nn.Linear` has it, with W normal of a given spread, drawn from a generator.
+
+    `nn.Linear` would draw twice, and from the global generator. The draw is in float64, so that a
+    layer has the same numbers, rounded, in every dtype; the bias is 0.
+    """
+
+    def __init__(
+        self, inputs: int, outputs: int, spread: float, generator: torch.Generator
+    ) -> None:
+        super().__init__()
+        drawn = torch.randn(outputs, inputs, generator=generator, dtype=torch.float64)
+        self.weight = nn.Parameter(drawn * spread)
+        self.bias = nn.Parameter(torch.zeros(outputs, dtype=torch.float64))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return nn.functional.linear(x, self.weight, self.bias)
+
+
+class MultiHeadAttention(nn.Module):
+    """n_heads attentions side by side, with residual and LayerNorm: section 3.2.2 and figure 2.
+
+    head_i = Attention(x W_Qi, y W_Ki, y W_Vi); output = LayerNorm(x + Concat(head_i) W_O).
+    `w_q`, `w_k`, `w_v` and `w_o` hold all heads, heads slowest: rows i·d_k … (i+1)·d_k of `w_q`
+    are head i.
+
+    A new layer is untrained. Its numbers come from `config.seed` alone: W_Q and W_K are normal
+    with a variance that gives scores a standard deviation of about `SCORE_SPREAD` (PyTorch's own
+    default gives about 0.5, and nearly uniform maps); W_V and W_O are normal with variance
+    1 / inputs, which keeps the size of what flows through; biases are 0.
+    """
+
+    def __init__(self, config: AttentionConfig) -> None:
+        super().__init__()
+        self.config = config
+        d_model, n_heads, d_k, d_v = config.d_model, config.n_heads, config.d_k, config.d_v
+        generator = torch.Generator().manual_seed(config.seed)
+        # Var(q) = d_model · Var(W) · INPUT_VARIANCE, and Var(score) = Var(q) · Var(k).
+        query_key = sqrt(SCORE_SPREAD / INPUT_VARIANCE / d_model)
+        self.w_q = Projection(d_model, n_heads * d_k, query_key, generator)
+        self.w_k = Projection(d_model, n_heads * d_k, query_key, generator)
+        self.w_v = Projection(d_model, n_heads * d_v, 1 / sqrt(d_model), generator)
+        self.w_o = Projection(n_heads * d_v, d_model, 1 / sqrt(n_heads * d_v), generator)
+        self.norm = nn.LayerNorm(d_model)
+        self.to(config.device, getattr(torch, config.dtype)).eval()
+
+    def forward(
+        self,
+        query: Tensor,
+        key: Tensor | None = None,
+        value: Tensor | None = None,
+        allowed: Tensor | None = None,
+        tap: Tap = ignore,
+    ) -> tuple[Tensor, Tensor]:
+        """(output `[B Tq d_model]`, weights `[B H Tq Tk]`) of query `[B Tq d_model]`.
+
+        `key` `[B Tk d_model]` is `query` when left out (self attention); `value` is `key`.
+        `allowed`: bool, broadcastable to `[B H Tq Tk]`, True lets a query see a key.
+        """
+        key = query if key is None else key
+        value = key if value is None else value
+        heads, d_k, d_v = self.config.n_heads, self.config.d_k, self.config.d_v
+
+        q = self.w_q(query)
+        tap("q_projected", "B Tq H·d_k", q, module=self.w_q, sums_over="d_model")
+        q = q.unflatten(-1, (heads, d_k)).transpose(1, 2)
+        tap("q", "B H Tq d_k", q)
+        k = self.w_k(key)
+        tap("k_projected", "B Tk H·d_k", k, module=self.w_k, sums_over="d_model")
+        k = k.unflatten(-1, (heads, d_k)).transpose(1, 2)
+        tap("k", "B H Tk d_k", k)
+        v = self.w_v(value)
+        tap("v_projected", "B Tk H·d_v", v, module=self.w_v, sums_over="d_model")
+        v = v.unflatten(-1, (heads, d_v)).transpose(1, 2)
+        tap("v", "B H Tk d_v", v)
+
+        context, weights = scaled_dot_product_attention(q, k, v, allowed, tap)
+
+        merged = context.transpose(1, 2).flatten(-2)  # B H Tq d_v -> B Tq H d_v -> B Tq H·d_v
+        tap("merged", "B Tq H·d_v", merged)
+        projected = self.w_o(merged)
+        tap("projected", "B Tq d_model", projected, module=self.w_o, sums_over="H·d_v")
+        residual = projected + query
+        tap("residual", "B Tq d_model", residual, flops_each=1)
+        output: Tensor = self.norm(residual)
+        tap("output", "B Tq d_model", output, module=self.norm, flops_each=8)
+        return output, weights
+
+
+class Embedding(nn.Module):
+    """Token ids `[B T]` → vectors `[B T d_model]`: a table, and the position added where wanted.
+
+    Untrained: the table is standard normal, drawn from `config.seed`, a row for each token of the
+    vocabulary. That is the paper's embedding times √d_model (section 3.4) in one step.
+    """
+
+    def __init__(self, config: AttentionConfig, n_tokens: int) -> None:
+        super().__init__()
+        self.config = config
+        generator = torch.Generator().manual_seed(config.seed ^ 0x5EED)  # apart from the layer's
+        table = torch.randn(n_tokens, config.d_model, generator=generator, dtype=torch.float64)
+        self.weight = nn.Parameter(table.to(config.device, getattr(torch, config.dtype)))
+
+    def forward(
+        self, ids: Tensor, positions: Tensor, tap: Tap = ignore, side: str = "query"
+    ) -> Tensor:
+        """Vectors for `ids`, whose places in their sequences are `positions`, both `[B T]`.
+
+        `side` ("query" or "key") only names the steps.
+        """
+        before, t = ("", "Tq") if side == "query" else ("key_", "Tk")
+        tap(f"{before}ids", f"B {t}", ids)
+        x = nn.functional.embedding(ids, self.weight)
+        tap(f"{before}embedded", f"B {t} d_model", x, module=self)
+        if self.config.positions == "sinusoidal":
+            place = sinusoidal(positions, self.config.d_model)
+            # padding stands at positions before 0 or after the end; its sinusoid is harmless
+            x = x + place.to(x)
+            tap(f"{side}_input", f"B {t} d_model", x, flops_each=1)
+        return x

@@ -1,0 +1,313 @@
+"""Text becomes a padded batch of token ids: reading, tokenizing, a vocabulary, padding."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO
+
+import numpy as np
+import numpy.typing as npt
+
+from attnviz.errors import InputError, printable
+
+PAD = "[PAD]"
+SEP = "[SEP]"
+SPECIAL_TOKENS = (PAD, SEP, "[CLS]", "[MASK]")
+"""Written like this in a text, each is one token. Their ids come first: 0, 1, 2, 3."""
+
+PAD_SPELLINGS = (PAD, "<pad>")
+PAD_SIDES = ("right", "left")
+
+LARGEST_INPUT = 2**28
+"""Bytes read from one file or pipe. A larger text cannot be meant for one attention map."""
+
+Tokens = tuple[str, ...]
+
+
+# ── tokenizers: str → list of tokens ─────────────────────────────────────────────────────────
+
+
+def words(text: str) -> list[str]:
+    """Words and punctuation apart; each Han, Kana or Hangul character by itself; no spaces.
+
+    Apostrophes, dots between digits and joiners stay inside a word ("didn't", "3.14"). Anything
+    else that is not a space is one token per user-perceived character.
+    """
+    import regex
+
+    letter = (
+        r"[\p{L}\p{M}\p{N}\p{Pc}\u200c\u200d--[\p{scx=Han}\p{scx=Hira}\p{scx=Kana}\p{scx=Hang}]]"
+    )
+    word = rf"(?:{letter}+(?:['’]{letter}+|(?<=\p{{Nd}})[.,](?=\p{{Nd}}){letter}+)*)"
+    return _split(text, regex.compile(rf"(?V1){word}|(?=\S)\X").findall)
+
+
+def chars(text: str) -> list[str]:
+    """User-perceived characters (extended grapheme clusters, UAX #29), spaces among them."""
+    import regex
+
+    return _split(text, regex.compile(r"\X").findall)
+
+
+def byte_values(text: str) -> list[str]:
+    """The bytes of the UTF-8 form: printable ASCII as itself, others as `<0xE7>`."""
+    return _split(
+        text, lambda part: [chr(b) if 32 < b < 127 else f"<0x{b:02X}>" for b in part.encode()]
+    )
+
+
+TOKENIZERS: dict[str, Callable[[str], list[str]]] = {
+    "words": words,
+    "chars": chars,
+    "bytes": byte_values,
+}
+
+
+def _split(text: str, tokenize: Callable[[str], list[str]]) -> list[str]:
+    """Tokenize what stands between special tokens; each special token stays whole."""
+    import regex
+
+    special = regex.compile("(" + "|".join(map(regex.escape, (*SPECIAL_TOKENS, "<pad>"))) + ")")
+    tokens: list[str] = []
+    for i, part in enumerate(special.split(text)):
+        tokens.extend([part] if i % 2 else tokenize(part))
+    return tokens
+
+
+# ── reading ──────────────────────────────────────────────────────────────────────────────────
+
+
+@dataclass(frozen=True)
+class Reading:
+    """Token sequences, and remarks for the person about what was skipped on the way."""
+
+    sequences: tuple[Tokens, ...]
+    notices: tuple[str, ...] = ()
+
+
+def from_texts(texts: Iterable[str], tokenizer: str = "words") -> Reading:
+    """Each text is a sequence; an empty one stays, as a sequence of no tokens."""
+    return _trimmed([TOKENIZERS[tokenizer](_sound(text, "the text")) for text in texts])
+
+
+def from_file(
+    path: Path | None, stream: BinaryIO, tokenizer: str = "words", encoding: str = "utf-8"
+) -> Reading:
+    """Read `stream`: one sequence a line; JSON or JSONL token lists where `path` is named so.
+
+    `path` None stands for standard input. Raises `InputError` that names the byte where decoding
+    fails, and the line or place where a token list is not one.
+    """
+    name = "standard input" if path is None else printable(path)
+    text = _decode(stream.read(LARGEST_INPUT + 1), name, encoding)
+    suffix = "" if path is None else path.suffix.lower()
+    if suffix == ".json":
+        return _trimmed(_json_sequences(_parse(text, name), name, tokenizer))
+    lines = text.replace("\r\n", "\n").replace("\r", "\n").split("\n")
+    kept = [(number, line) for number, line in enumerate(lines, 1) if line.strip()]
+    blank = len(lines) - len(kept) - (lines[-1] == "")
+    notices = (f"{name}: {blank} empty line{'s' * (blank != 1)} skipped",) if blank else ()
+    if suffix == ".jsonl":
+        found = [
+            _one_sequence(
+                _parse(line, f"{name}, line {number}"), f"{name}, line {number}", tokenizer
+            )
+            for number, line in kept
+        ]
+    else:
+        found = [TOKENIZERS[tokenizer](line) for _, line in kept]
+    reading = _trimmed(found)
+    return Reading(reading.sequences, notices + reading.notices)
+
+
+def read_path(path: Path, tokenizer: str = "words", encoding: str = "utf-8") -> Reading:
+    """Open and read a file; see `from_file`."""
+    try:
+        with path.open("rb") as stream:
+            return from_file(path, stream, tokenizer, encoding)
+    except OSError as error:
+        reason = "is a folder" if path.is_dir() else (error.strerror or "cannot be read").lower()
+        raise InputError(
+            f"{printable(path)}: {reason}; a text, .json or .jsonl file is expected"
+        ) from None
+
+
+def _decode(data: bytes, name: str, encoding: str) -> str:
+    if len(data) > LARGEST_INPUT:
+        raise InputError(f"{name} has over {LARGEST_INPUT >> 20} MiB; give a part of it")
+    try:
+        text = data.decode("utf-8-sig" if encoding.lower() in ("utf-8", "utf8") else encoding)
+    except LookupError:
+        raise InputError(
+            f"--encoding {printable(encoding)} is unknown; utf-8, utf-16 or gb18030, say"
+        ) from None
+    except UnicodeDecodeError as error:
+        raise InputError(
+            f"{name} is not {encoding}: byte {error.start} is 0x{data[error.start]:02X}; "
+            "name its encoding with --encoding"
+        ) from None
+    except (UnicodeError, ValueError) as error:
+        raise InputError(f"{name} is not {encoding}: {printable(error)}") from None
+    if "\0" in text:
+        at = text.index("\0")
+        raise InputError(f"{name} is a binary file, not text: character {at} is NUL")
+    return _sound(text.removeprefix("\ufeff"), name)
+
+
+def _sound(text: str, name: str) -> str:
+    """Refuse lone surrogates: no file and no terminal can hold them."""
+    for at, c in enumerate(text):
+        if "\ud800" <= c <= "\udfff":
+            raise InputError(
+                f"{name} is not valid Unicode: character {at} is the lone surrogate U+{ord(c):04X}"
+            )
+    return text
+
+
+def _parse(text: str, name: str) -> object:
+    try:
+        return json.loads(text)
+    except json.JSONDecodeError as error:
+        raise InputError(
+            f"{name} is not JSON: {error.msg} at line {error.lineno}, column {error.colno}"
+        ) from None
+    except (RecursionError, ValueError) as error:
+        raise InputError(f"{name} is not JSON that can be read: {printable(error)}") from None
+
+
+def _json_sequences(value: object, name: str, tokenizer: str) -> list[list[str]]:
+    """A token list, or a list of them; a list that holds lists is a batch."""
+    if isinstance(value, list) and any(isinstance(item, (list, dict)) for item in value):
+        return [_one_sequence(item, f"{name}, item {i}", tokenizer) for i, item in enumerate(value)]
+    return [_one_sequence(value, name, tokenizer)]
+
+
+def _one_sequence(value: object, name: str, tokenizer: str) -> list[str]:
+    """`["a", "b"]`, `{"tokens": ["a", "b"]}`, or a text to tokenize: `"a b"`, `{"text": "a b"}`."""
+    if isinstance(value, dict):
+        key = next((k for k in ("tokens", "text") if k in value), None)
+        if key is None:
+            raise InputError(f'{name} has neither "tokens" nor "text"')
+        value = value[key]
+    if isinstance(value, str):
+        return TOKENIZERS[tokenizer](_sound(value, name))
+    if not isinstance(value, list):
+        raise InputError(
+            f"{name} is {type(value).__name__}; a list of tokens or a text is expected"
+        )
+    for i, token in enumerate(value):
+        if not isinstance(token, str) or not token:
+            shown = printable(json.dumps(token), 40)
+            raise InputError(f"{name}, token {i} is {shown}; a non-empty string is expected")
+        _sound(token, f"{name}, token {i}")
+    return value
+
+
+def _trimmed(found: Sequence[list[str]]) -> Reading:
+    """Take padding written by hand off both ends: the batch is padded here, and knows where."""
+    sequences: list[Tokens] = []
+    dropped = 0
+    for tokens in found:
+        start, end = 0, len(tokens)
+        while start < end and tokens[start] in PAD_SPELLINGS:
+            start += 1
+        while end > start and tokens[end - 1] in PAD_SPELLINGS:
+            end -= 1
+        dropped += len(tokens) - (end - start)
+        sequences.append(tuple(tokens[start:end]))
+    notice = (
+        f"{dropped} padding token{'s' * (dropped != 1)} at the ends of sequences taken off; "
+        "--pad-to and --pad-side pad a batch"
+    )
+    return Reading(tuple(sequences), (notice,) if dropped else ())
+
+
+# ── the batch ────────────────────────────────────────────────────────────────────────────────
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Token sequences of different lengths as one rectangle of ids.
+
+    `tokens` are the sequences as given, without padding. `ids` is int64 `[B T]`, `lengths` int64
+    `[B]`; `vocabulary[ids[b, t]]` is the token at that place, `[PAD]` where there is none.
+    """
+
+    tokens: tuple[Tokens, ...]
+    ids: npt.NDArray[np.int64]
+    lengths: npt.NDArray[np.int64]
+    pad_side: str
+    vocabulary: Tokens
+
+    @property
+    def size(self) -> int:
+        """B, the number of sequences."""
+        return self.ids.shape[0]
+
+    @property
+    def width(self) -> int:
+        """T, the length that all are padded to."""
+        return self.ids.shape[1]
+
+    @property
+    def starts(self) -> npt.NDArray[np.int64]:
+        """`[B]`: where each sequence's first real token stands."""
+        if self.pad_side == "right":
+            return np.zeros_like(self.lengths)
+        return self.width - self.lengths
+
+    @property
+    def valid(self) -> npt.NDArray[np.bool_]:
+        """`[B T]`: True on real tokens, False on padding."""
+        place = self.positions
+        return np.asarray((place >= 0) & (place < self.lengths[:, None]))
+
+    @property
+    def positions(self) -> npt.NDArray[np.int64]:
+        """`[B T]`: each place's index in its own sequence, 0 at its first real token."""
+        return np.arange(self.width)[None, :] - self.starts[:, None]
+
+    @property
+    def padded_tokens(self) -> tuple[Tokens, ...]:
+        """`[B][T]`: the tokens with `[PAD]` where the batch is padded."""
+        rows = []
+        for tokens in self.tokens:
+            fill = (PAD,) * (self.width - len(tokens))
+            rows.append(tokens + fill if self.pad_side == "right" else fill + tokens)
+        return tuple(rows)
+
+
+def make_vocabulary(sequences: Iterable[Tokens]) -> Tokens:
+    """The special tokens, then the others in order of first appearance: id = index."""
+    return tuple(dict.fromkeys([*SPECIAL_TOKENS, *(t for tokens in sequences for t in tokens)]))
+
+
+def make_batch(
+    sequences: Sequence[Tokens],
+    vocabulary: Tokens | None = None,
+    pad_to: int | None = None,
+    pad_side: str = "right",
+) -> Batch:
+    """Pad `sequences` to one width and look up their ids.
+
+    Raises `InputError` when there is no token at all, or when `pad_to` is shorter than a sequence.
+    """
+    longest = max(map(len, sequences), default=0)
+    if longest == 0:
+        raise InputError("there are no tokens: every sequence is empty or all padding; give a text")
+    if pad_to is not None and pad_to < longest:
+        raise InputError(
+            f"--pad-to {pad_to} is shorter than the longest sequence, {longest} tokens"
+        )
+    width = longest if pad_to is None else pad_to
+    vocabulary = make_vocabulary(sequences) if vocabulary is None else vocabulary
+    number = {token: i for i, token in enumerate(vocabulary)}
+    ids = np.full((len(sequences), width), number[PAD], dtype=np.int64)
+    for row, tokens in zip(ids, sequences, strict=True):
+        start = 0 if pad_side == "right" else width - len(tokens)
+        row[start : start + len(tokens)] = [number[token] for token in tokens]
+    lengths = np.array([len(tokens) for tokens in sequences], dtype=np.int64)
+    return Batch(tuple(sequences), ids, lengths, pad_side, vocabulary)

@@ -1,0 +1,1 @@
+"""The command line: flags become objects, objects become calls."""

@@ -1,0 +1,42 @@
+"""One family of errors. Each knows the exit code that the command line ends with."""
+
+from __future__ import annotations
+
+
+class AttnvizError(Exception):
+    """A failure that has been understood: its text is one line that a person can act on.
+
+    Exit code 1 means that the machine failed (disk full, out of memory); the subclasses below
+    stand for what the person gave, and end with 2.
+    """
+
+    exit_code = 1
+
+
+class ConfigError(AttnvizError):
+    """A size, flag or combination of flags that cannot work."""
+
+    exit_code = 2
+
+
+class InputError(AttnvizError):
+    """A text, token list, mask or other input that cannot be read or does not fit."""
+
+    exit_code = 2
+
+
+class OutputError(AttnvizError):
+    """An output path that cannot be used: a wrong suffix, an existing file, no permission."""
+
+    exit_code = 2
+
+
+def printable(text: object, limit: int = 80) -> str:
+    """Show hostile text inside a one-line message: control characters escaped, the middle cut."""
+    shown = "".join(
+        c if c.isprintable() else c.encode("unicode_escape").decode() for c in str(text)
+    )
+    if len(shown) <= limit:
+        return shown
+    half = (limit - 1) // 2
+    return f"{shown[:half]}…{shown[-half:]}"

@@ -1,0 +1,81 @@
+"""What a head does, in numbers. Sums over query rows, so that parts can be measured apart and merged."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from attnviz.result import AttentionResult
+
+MEASURES = {
+    "entropy": "bits",
+    "largest": "mean of the largest weight",
+    "diagonal": "share on the same position",
+    "first": "share on the first token",
+    "distance": "positions",
+}
+"""The measures of a head, each a mean over its query rows, and their units."""
+
+
+@dataclass(frozen=True)
+class HeadMeasures:
+    """Sums over the query rows of each head; rows that are padding or see nothing do not count.
+
+    For a row a of the weights A, whose query stands at position i and whose keys stand at j:
+
+    - entropy: -Σ_j a_j log₂ a_j, in bits; 0 for one key, log₂ n for n equal ones.
+    - largest: max_j a_j (the "confidence" of Voita et al. 2019 is its mean).
+    - diagonal: a_i, the weight on the key at the query's own position.
+    - first: a_0, the weight on the first token.
+    - distance: Σ_j a_j |i - j|, in positions.
+
+    `sums` is float64 `[L H 5]`, in the order of `MEASURES`; `rows` is int64 `[L H]`.
+    """
+
+    sums: npt.NDArray[np.float64]
+    rows: npt.NDArray[np.int64]
+
+    def merge(self, other: HeadMeasures) -> HeadMeasures:
+        """The measures of both parts together."""
+        return HeadMeasures(self.sums + other.sums, self.rows + other.rows)
+
+    def result(self) -> dict[str, npt.NDArray[np.float64]]:
+        """Each measure's mean over the rows, `[L H]`; NaN where no row counts."""
+        with np.errstate(invalid="ignore", divide="ignore"):
+            means = self.sums / self.rows[..., None]
+        return {name: means[..., i] for i, name in enumerate(MEASURES)}
+
+
+def measure(result: AttentionResult, sequence: int) -> HeadMeasures:
+    """Measure every head on one sequence of `result`."""
+    weights: npt.NDArray[Any] = result.attention[:, sequence].astype(np.float64)  # L H Tq Tk
+    at_q, at_k = result.query_positions[sequence], result.key_positions[sequence]
+    counts = result.allowed[:, sequence].any(-1) & result.query_valid[sequence]  # L 1|H Tq
+    counts = np.broadcast_to(counts, weights.shape[:3])
+
+    logs = np.log2(weights, out=np.zeros_like(weights), where=weights > 0)
+    same = (at_q[:, None] == at_k[None, :]) & result.key_valid[sequence]
+    apart = np.abs(at_q[:, None] - at_k[None, :])
+    first = (at_k == 0) & result.key_valid[sequence]
+    rows = np.stack(
+        [
+            0.0 - (weights * logs).sum(-1),  # not -0.0
+            weights.max(-1),
+            (weights * same).sum(-1),
+            (weights * first).sum(-1),
+            (weights * apart).sum(-1),
+        ],
+        axis=-1,
+    )
+    return HeadMeasures(np.where(counts[..., None], rows, 0.0).sum(2), counts.sum(2))
+
+
+def measure_all(result: AttentionResult) -> HeadMeasures:
+    """Measure every head on all sequences together."""
+    total = measure(result, 0)
+    for sequence in range(1, result.batch_size):
+        total = total.merge(measure(result, sequence))
+    return total

@@ -1,0 +1,233 @@
+"""What really ran, step by step: the layer calls a tap beside each line that makes a tensor.
+
+A tap is a plain callback. `ignore` is the one that does nothing; a `Recorder` checks every label
+against the tensor it stands for and keeps the shape, the cost and, on request, the tensor itself.
+There is no second table of steps: what is shown is what was computed.
+"""
+
+from __future__ import annotations
+
+import sys
+import weakref
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field, replace
+from math import prod
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
+
+from attnviz.errors import AttnvizError
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+
+class Tap(Protocol):
+    """Called with each tensor as it is made.
+
+    `axes` names the tensor's axes, separated by spaces; `H·d_k` is one axis that holds two, heads
+    slowest. `module` is the one whose parameters the step uses. `sums_over` is the axis that a
+    matrix product sums away: 2 FLOPs (multiply, add) for each element of it and of the result.
+    `flops_each` estimates the elementwise operations for each element of the result.
+    """
+
+    def __call__(
+        self,
+        name: str,
+        axes: str,
+        tensor: Tensor,
+        *,
+        module: nn.Module | None = None,
+        sums_over: str = "",
+        flops_each: int = 0,
+    ) -> None: ...
+
+
+def ignore(
+    name: str,
+    axes: str,
+    tensor: Tensor,
+    *,
+    module: nn.Module | None = None,
+    sums_over: str = "",
+    flops_each: int = 0,
+) -> None:
+    """The tap that records nothing."""
+
+
+EXPLANATIONS: dict[str, tuple[str, str]] = {
+    "ids": ("input", "each token's number in the vocabulary; padding is 0"),
+    "embedded": ("input", "row id of the embedding table: a token becomes a vector"),
+    "query_input": (
+        "input",
+        "the sinusoid of each position added: the vectors now know their place",
+    ),
+    "key_ids": ("input", "the numbers of the other text's tokens, which keys and values come from"),
+    "key_embedded": ("input", "the same embedding table for the other text"),
+    "key_input": ("input", "the sinusoid of each position added to the other text"),
+    "q_projected": ("project", "W_Q: what each token asks for, all heads side by side"),
+    "q": ("split", "cut into heads: view as (H, d_k), then swap T and H"),
+    "k_projected": ("project", "W_K: what each token answers to, all heads side by side"),
+    "k": ("split", "cut into heads in the same way"),
+    "v_projected": ("project", "W_V: what each token has to give, all heads side by side"),
+    "v": ("split", "cut into heads; d_v may differ from d_k"),
+    "products": ("attend", "q · k for every pair: one number for each query and each key"),
+    "scores": ("attend", "divided by √d_k, so that their spread does not grow with d_k"),
+    "allowed": ("attend", "who may look at whom: all masks combined by 'and', True means may"),
+    "masked_scores": ("attend", "-inf where not allowed, so that exp gives exactly 0 there"),
+    "weights": (
+        "attend",
+        "softmax along the keys: each query's row sums to 1 (0 if it sees nothing)",
+    ),
+    "context": ("attend", "each query's mean of the values, weighted by its row"),
+    "merged": ("merge", "swap T and H back, then lay the heads side by side: this one copies"),
+    "projected": ("merge", "W_O: mixes the heads and returns to d_model"),
+    "residual": ("add & norm", "the query's input added back"),
+    "output": ("add & norm", "LayerNorm over d_model: mean 0 and variance 1 for each token"),
+}
+"""For each tap name: its stage, and what happens there, in words."""
+
+
+@dataclass(frozen=True)
+class Step:
+    """One tensor of the computation.
+
+    `nbytes` is 0 for a view, which shares the memory of an earlier step. `matmul_flops` is exact
+    (a multiply-add counts 2); `elementwise_flops` is an estimate. `parameters` has the name,
+    the axes and the shape of each parameter that the step uses.
+    """
+
+    name: str
+    axes: tuple[str, ...]
+    shape: tuple[int, ...]
+    dtype: str
+    item_bytes: int
+    is_view: bool
+    is_contiguous: bool
+    parameters: tuple[tuple[str, tuple[str, ...], tuple[int, ...]], ...]
+    sums_over: str
+    summed: int
+    flops_each: int
+    source: str
+
+    @property
+    def stage(self) -> str:
+        return EXPLANATIONS[self.name][0]
+
+    @property
+    def words(self) -> str:
+        return EXPLANATIONS[self.name][1]
+
+    @property
+    def n_elements(self) -> int:
+        return prod(self.shape)
+
+    @property
+    def nbytes(self) -> int:
+        return 0 if self.is_view else self.n_elements * self.item_bytes
+
+    @property
+    def n_parameters(self) -> int:
+        return sum(prod(shape) for _, _, shape in self.parameters)
+
+    @property
+    def matmul_flops(self) -> int:
+        return 2 * self.n_elements * self.summed if self.sums_over else 0
+
+    @property
+    def elementwise_flops(self) -> int:
+        return self.n_elements * self.flops_each
+
+    def at(self, sizes: Mapping[str, int]) -> Step:
+        """The same step with other sizes: every axis is looked up by its name."""
+        return replace(
+            self,
+            shape=tuple(axis_size(axis, sizes) for axis in self.axes),
+            summed=axis_size(self.sums_over, sizes) if self.sums_over else 0,
+            parameters=tuple(
+                (name, axes, tuple(axis_size(axis, sizes) for axis in axes))
+                for name, axes, _ in self.parameters
+            ),
+        )
+
+
+def axis_size(axis: str, sizes: Mapping[str, int]) -> int:
+    """The length of an axis by its name: `H·d_k` is a product, `1` is itself."""
+    return prod(int(part) if part.isdigit() else sizes[part] for part in axis.split("·"))
+
+
+def name_size(size: int, sizes: Mapping[str, int]) -> str:
+    """The name of a length, where `sizes` are distinct primes: each length has one factoring."""
+    names = []
+    for name, prime in sizes.items():
+        while size % prime == 0:
+            names.append(name)
+            size //= prime
+    return "·".join(names) if names and size == 1 else str(size)
+
+
+@dataclass
+class Recorder:
+    """A tap that keeps the steps, and the tensors whose names are in `keep`.
+
+    `sizes` gives each axis name its length. A label that does not fit its tensor raises
+    `AttnvizError`: the trace would be lying.
+    """
+
+    sizes: Mapping[str, int]
+    keep: Collection[str] = ()
+    steps: list[Step] = field(default_factory=list)
+    kept: dict[str, Tensor] = field(default_factory=dict)
+    _owners: list[weakref.ref[Tensor]] = field(default_factory=list)
+
+    def __call__(
+        self,
+        name: str,
+        axes: str,
+        tensor: Tensor,
+        *,
+        module: nn.Module | None = None,
+        sums_over: str = "",
+        flops_each: int = 0,
+    ) -> None:
+        names = tuple(axes.split())
+        shape = tuple(tensor.shape)
+        expected = tuple(axis_size(axis, self.sizes) for axis in names)
+        if shape != expected:
+            raise AttnvizError(
+                f"step {name} is labelled [{axes}] = {expected}, but its shape is {shape}"
+            )
+        parameters = () if module is None else module.named_parameters()
+        caller = sys._getframe(1)
+        self.steps.append(
+            Step(
+                name=name,
+                axes=names,
+                shape=shape,
+                dtype=str(tensor.dtype).removeprefix("torch."),
+                item_bytes=tensor.element_size(),
+                is_view=self._shares_memory(tensor),
+                is_contiguous=tensor.is_contiguous(),
+                parameters=tuple(
+                    (key, tuple(name_size(n, self.sizes) for n in value.shape), tuple(value.shape))
+                    for key, value in parameters
+                ),
+                sums_over=sums_over,
+                summed=axis_size(sums_over, self.sizes) if sums_over else 0,
+                flops_each=flops_each,
+                source=f"{Path(caller.f_code.co_filename).name}:{caller.f_lineno}",
+            )
+        )
+        if name in self.keep:
+            self.kept[name] = tensor
+
+    def _shares_memory(self, tensor: Tensor) -> bool:
+        """Whether `tensor` lies in the memory of an earlier step.
+
+        A view knows its owner. Addresses would not do: memory that was freed is used again. Weak
+        references, so that recording keeps no tensor alive.
+        """
+        owner = tensor if tensor._base is None else tensor._base
+        if any(known() is owner for known in self._owners):
+            return True
+        self._owners.append(weakref.ref(owner))
+        return False
