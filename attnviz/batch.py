@@ -245,12 +245,12 @@ class Batch:
     @property
     def size(self) -> int:
         """B, the number of sequences."""
-        return self.ids.shape[0]
+        return int(self.ids.shape[0])
 
     @property
     def width(self) -> int:
         """T, the length that all are padded to."""
-        return self.ids.shape[1]
+        return int(self.ids.shape[1])
 
     @property
     def starts(self) -> npt.NDArray[np.int64]:

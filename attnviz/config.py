@@ -43,7 +43,7 @@ def head_count_advice(d_model: int, n_heads: int) -> str:
     if whole == 0:
         return (
             f"d_model {d_model} is smaller than n_heads {n_heads}, so a head would have no width; "
-            f"use at most {d_model} heads, or give d_k (with --d-k 1 the heads project to {n_heads})"
+            f"use at most {d_model} heads, or give d_k (with --d-k 1 they project to {n_heads})"
         )
     working = divisors(d_model)
     at = bisect_left(working, n_heads)
@@ -98,7 +98,7 @@ class AttentionConfig:
         d_v: int | None = None,
         **rest: Any,
     ) -> AttentionConfig:
-        """Fill in what was left out: d_k = d_v = d_model / n_heads, or d_v = d_k where only d_k is given.
+        """Fill in what was left out: d_k is d_model / n_heads, d_v is d_k.
 
         Raises `ConfigError` when d_k is needed and d_model is not divisible by n_heads.
         """

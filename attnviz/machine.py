@@ -26,11 +26,12 @@ def free_memory(cgroup: Path = CGROUP) -> int:
 
 
 def require_memory(needed: int, what: str, instead: str) -> None:
-    """Raise `InputError` when `needed` bytes are not free: what needs them, and what to do instead."""
+    """Raise `InputError` when `needed` bytes are not free; it says what needs them, and `instead`."""
     free = free_memory()
     if needed > free:
         raise InputError(
-            f"{what} needs {human_bytes(needed)} of memory and {human_bytes(free)} are free; {instead}"
+            f"{what} needs {human_bytes(needed)} of memory and {human_bytes(free)} are free; "
+            f"{instead}"
         )
 
 

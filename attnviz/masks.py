@@ -48,12 +48,10 @@ def window(n: int, queries: Batch, keys: Batch) -> Rule:
     if n < 1:
         raise ConfigError(f"--window is {n}; it must be at least 1, which lets a token see itself")
     at_q, at_k = _positions(queries, keys)
-
-    def allows(b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:
-        back = at_q[b, q] - at_k[b, k]
-        return (back >= 0) & (back < n)
-
-    return Rule(f"window {n}", allows)
+    return Rule(
+        f"window {n}",
+        lambda b, h, q, k: (at_k[b, k] <= at_q[b, q]) & (at_q[b, q] - at_k[b, k] < n),
+    )
 
 
 def prefix(n: int, queries: Batch, keys: Batch) -> Rule:
@@ -73,7 +71,9 @@ def segments(queries: Batch, keys: Batch) -> Rule:
 def from_array(
     array: npt.NDArray[np.bool_], name: str, batch: int, heads: int, queries: int, keys: int
 ) -> Rule:
-    """A mask given whole, True = may look: `[Tq Tk]`, `[B Tq Tk]` or `[B H Tq Tk]`; B and H may be 1.
+    """A mask given whole, True = may look: `[Tq Tk]`, `[B Tq Tk]` or `[B H Tq Tk]`.
+
+    B and H may be 1, and are then the same for all.
 
     Raises `InputError` that names both shapes, axis by axis, when it does not fit.
     """
@@ -82,7 +82,8 @@ def from_array(
     axes = layouts.get(array.ndim)
     if axes is None:
         raise InputError(
-            f"mask {name} has {array.ndim} axes, shape {list(array.shape)}; [Tq Tk], [B Tq Tk] or [B H Tq Tk] is expected"
+            f"mask {name} has {array.ndim} axes, shape {list(array.shape)}; "
+            "[Tq Tk], [B Tq Tk] or [B H Tq Tk] is expected"
         )
     wrong = [
         f"{axis} {size} ≠ {want[axis]}"
@@ -170,7 +171,8 @@ def read_mask(path: Path, means: str = "keep") -> tuple[npt.NDArray[np.bool_], s
         place = tuple(int(i) for i in bad[0])
         hint = "; for a mask that is added to scores, save (mask == 0)" if values.min() < 0 else ""
         raise InputError(
-            f"mask {shown} holds {values[place]:g} at {list(place)}; only 0 and 1 are expected{hint}"
+            f"mask {shown} holds {values[place]:g} at {list(place)}; "
+            f"only 0 and 1 are expected{hint}"
         )
     return np.asarray(values == (1 if means == "keep" else 0)), name
 

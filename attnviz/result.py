@@ -1,4 +1,4 @@
-"""What every source returns and every renderer draws: the weights, the masks, the tokens, the facts.
+"""What every source returns and every renderer draws: weights, masks, tokens, facts.
 
 The saved form has a version. Version 1, the same names in `.npz` and `.safetensors`:
 
@@ -78,7 +78,8 @@ class AttentionResult:
         for name, fit in fits.items():
             if not fit:
                 raise InputError(
-                    f"{name} does not fit attention [L={layers} B={batch} H={heads} Tq={queries} Tk={keys}]"
+                    f"{name} does not fit attention "
+                    f"[L={layers} B={batch} H={heads} Tq={queries} Tk={keys}]"
                 )
 
     @property
@@ -176,8 +177,9 @@ def from_batches(
 
 def save_npz(result: AttentionResult, path: Path) -> None:
     """Write an uncompressed `.npz`; the same result gives the same bytes."""
+    arrays = {"metadata": np.array(_compact(result.metadata())), **result.arrays()}
     with path.open("wb") as stream:
-        np.savez(stream, metadata=np.array(_compact(result.metadata())), **result.arrays())
+        np.savez(stream, allow_pickle=False, **arrays)
 
 
 def save_safetensors(result: AttentionResult, path: Path) -> None:
@@ -253,7 +255,8 @@ def _from_parts(arrays: dict[str, Array], metadata: Any) -> AttentionResult:
         raise InputError(f"it is no saved run: its metadata has no format {FORMAT!r}")
     if metadata.get("version") != VERSION:
         raise InputError(
-            f"it has version {printable(metadata.get('version'))}; this attnviz reads version {VERSION}"
+            f"it has version {printable(metadata.get('version'))}; "
+            f"this attnviz reads version {VERSION}"
         )
     tokens = {
         name: tuple(tuple(str(token) for token in row) for row in metadata[name])
@@ -280,7 +283,7 @@ def _compact(value: object) -> str:
 
 
 def _plain(array: Array) -> Any:
-    """Nested lists. float32 and float16 get their own shortest digits; NaN and infinity are None."""
+    """Nested lists. float32 and float16 get their own shortest digits; NaN, infinity: None."""
     if array.dtype.kind != "f":
         return array.tolist()
     if array.ndim > 1:

@@ -167,7 +167,8 @@ def require_run_memory(config: AttentionConfig, batch: int, queries: int, keys: 
     layer = config.n_parameters * 8 + 2 * largest * 8
     require_memory(
         maps + flow * item + layer,
-        f"attention for {batch} × {config.n_heads} heads × {queries} queries × {keys} keys, d_model {config.d_model}, in {config.dtype}",
+        f"attention for {batch} × {config.n_heads} heads × {queries} queries × {keys} keys, "
+        f"d_model {config.d_model}, in {config.dtype}",
         "give a shorter text, fewer heads or smaller sizes (attnviz shapes answers for any size)",
     )
 
