@@ -1,0 +1,134 @@
+"""From flags to token batches, mask rules and remarks for the person."""
+
+from __future__ import annotations
+
+import os
+import stat
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from attnviz import batch as batches
+from attnviz.cli.options import MASK_MEANINGS, InputFlags, MaskFlags
+from attnviz.errors import InputError
+
+if TYPE_CHECKING:
+    from attnviz.batch import Batch, Reading
+    from attnviz.config import AttentionConfig
+    from attnviz.masks import Rule
+
+BUILT_IN = "The animal didn't cross the street because it was too tired."
+
+
+@dataclass(frozen=True)
+class Sequences:
+    """Token sequences of queries and, for cross attention, of keys; not padded yet."""
+
+    queries: tuple[batches.Tokens, ...]
+    keys: tuple[batches.Tokens, ...] | None
+    notices: tuple[str, ...]
+
+
+def read_sequences(flags: InputFlags) -> Sequences:
+    """Read what the flags name; with nothing named, a pipe; with no pipe, the built-in sentence."""
+    readings = []
+    if flags.text:
+        readings.append(batches.from_texts(flags.text, flags.tokenizer))
+    readings += [_read(path, flags) for path in flags.file or ()]
+    if not readings:
+        if _is_piped():
+            readings.append(_read(Path("-"), flags))
+        else:
+            built_in = batches.from_texts([BUILT_IN], flags.tokenizer)
+            notice = f'no text was given: using "{BUILT_IN}"'
+            readings.append(batches.Reading(built_in.sequences, (notice,)))
+    keys = None
+    if flags.keys:
+        keys = batches.from_texts(flags.keys, flags.tokenizer)
+    elif flags.key_file:
+        keys = _read(flags.key_file, flags)
+    queries = tuple(s for reading in readings for s in reading.sequences)
+    notices = [notice for reading in readings for notice in reading.notices]
+    if keys is not None:
+        notices += keys.notices
+    key_sequences = None if keys is None else _matched(keys.sequences, len(queries))
+    return Sequences(queries, key_sequences, tuple(notices))
+
+
+def make_batches(
+    flags: InputFlags, sequences: Sequences, config: AttentionConfig
+) -> tuple[Batch, Batch | None]:
+    """Pad queries and keys; both use one vocabulary, queries' tokens first.
+
+    Raises `InputError` first when the maps of such batches would not fit in memory.
+    """
+    from attnviz.sources.from_config import require_run_memory
+
+    width = max(flags.pad_to or 0, *map(len, sequences.queries))
+    key_width = width if sequences.keys is None else max(map(len, sequences.keys))
+    require_run_memory(config, len(sequences.queries), width, key_width)
+    known = batches.make_vocabulary((*sequences.queries, *(sequences.keys or ())))
+    queries = batches.make_batch(sequences.queries, known, flags.pad_to, flags.pad_side)
+    if sequences.keys is None:
+        return queries, None
+    return queries, batches.make_batch(sequences.keys, known, None, flags.pad_side)
+
+
+def make_rules(
+    flags: MaskFlags, queries: Batch, keys: Batch | None, n_heads: int
+) -> tuple[list[Rule], list[str]]:
+    """The rules that the flags ask for, and remarks about them."""
+    from attnviz import masks
+
+    source = queries if keys is None else keys
+    rules, notices = [], []
+    if flags.padding_mask or (flags.padding_mask is None and not source.valid.all()):
+        rules.append(masks.padding(source))
+    if flags.causal and flags.prefix is None:
+        rules.append(masks.causal(queries, source))
+    if flags.window is not None:
+        rules.append(masks.window(flags.window, queries, source))
+    if flags.prefix is not None:
+        rules.append(masks.prefix(flags.prefix, queries, source))
+        if flags.causal:
+            notices.append(f"--prefix {flags.prefix} is causal after its prefix: --causal adds nothing")
+    if flags.segments:
+        rules.append(masks.segments(queries, source))
+        if not any(batches.SEP in tokens for tokens in (*queries.tokens, *source.tokens)):
+            notices.append(f"--segments: no {batches.SEP} in the text, so all is one segment")
+    if flags.mask is not None:
+        array, name = masks.read_mask(flags.mask, flags.mask_means)
+        size = (queries.size, n_heads, queries.width, source.width)
+        rules.append(masks.from_array(array, name, *size))
+        other = MASK_MEANINGS[flags.mask_means == "keep"]
+        may = "may" if flags.mask_means == "keep" else "may not"
+        notices.append(f"mask {name}: 1 means {may} look; --mask-means {other} for the opposite")
+    return rules, notices
+
+
+def _read(path: Path, flags: InputFlags) -> Reading:
+    if path == Path("-"):
+        if sys.stdin is None or sys.stdin.closed:
+            raise InputError("standard input is closed; give TEXT or --file")
+        return batches.from_file(None, sys.stdin.buffer, flags.tokenizer, flags.encoding)
+    return batches.read_path(path, flags.tokenizer, flags.encoding)
+
+
+def _is_piped() -> bool:
+    """Whether standard input is a pipe or a file; a terminal or /dev/null is not."""
+    try:
+        mode = os.fstat(sys.stdin.fileno()).st_mode
+    except (OSError, ValueError, AttributeError):  # closed, or not a real stream
+        return False
+    return stat.S_ISFIFO(mode) or stat.S_ISREG(mode)
+
+
+def _matched(keys: tuple[batches.Tokens, ...], n: int) -> tuple[batches.Tokens, ...]:
+    """As many key sequences as query sequences; a single one serves all."""
+    if len(keys) == n:
+        return keys
+    if len(keys) == 1:
+        return keys * n
+    raise InputError(f"{len(keys)} key sequences for {n} query sequences; give {n}, or 1 for all")

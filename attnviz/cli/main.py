@@ -1,0 +1,103 @@
+"""The program: its commands, and the one place that catches errors and sets the exit code."""
+
+from __future__ import annotations
+
+import gc
+import os
+import signal
+import sys
+from types import FrameType
+from typing import Annotated, NoReturn
+
+# Importing torch makes a million objects that live until the end. Collecting among them costs a
+# quarter of a short run; `settle` turns the collector on again once the imports are done.
+gc.disable()
+
+import typer  # noqa: E402
+
+from attnviz import __version__  # noqa: E402
+from attnviz.cli import run, shapes  # noqa: E402
+from attnviz.errors import AttnvizError, printable  # noqa: E402
+
+app = typer.Typer(
+    name="attnviz",
+    help="See what multi-head attention does: heatmaps, shapes and numbers, from a shell.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+    rich_markup_mode="rich",
+)
+app.command("run", epilog=run.EXAMPLES)(run.run)
+app.command("shapes", epilog=shapes.EXAMPLES)(shapes.shapes)
+
+# What typer raises for a flag that cannot be read; the class itself has no public name.
+UsageError: type[Exception] = typer.BadParameter.__bases__[0]
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        from importlib.metadata import version
+
+        python = ".".join(map(str, sys.version_info[:3]))
+        typer.echo(f"attnviz {__version__}, torch {version('torch')}, Python {python}")
+        raise typer.Exit
+
+
+@app.callback()
+def _program(
+    version: Annotated[  # noqa: ARG001 - typer calls `_version` with it
+        bool,
+        typer.Option("--version", callback=_version, is_eager=True, help="Print versions, end."),
+    ] = False,
+) -> None:
+    pass
+
+
+def main(arguments: list[str] | None = None) -> NoReturn:
+    """Run the program and exit: 0 done, 1 the machine's fault, 2 what the person gave, 130 Ctrl-C."""
+    for stream in (sys.stdout, sys.stderr):
+        if hasattr(stream, "reconfigure"):  # a token that the encoding lacks is shown escaped
+            stream.reconfigure(errors="backslashreplace")
+    signal.signal(signal.SIGTERM, _stop)
+    code = call(arguments)
+    gc.freeze()  # nothing to collect on the way out
+    sys.exit(code)
+
+
+def call(arguments: list[str] | None = None) -> int:
+    """Run the program and return its exit code."""
+    try:
+        code = typer.main.get_command(app).main(
+            arguments, prog_name="attnviz", standalone_mode=False
+        )
+        sys.stdout.flush()
+        return code if isinstance(code, int) else 0
+    except UsageError as error:
+        where = getattr(getattr(error, "ctx", None), "command_path", "attnviz")
+        message = error.format_message()  # type: ignore[attr-defined]
+        return _fail(f"{message.rstrip('.')} (see {where} --help)" if message else "", 2)
+    except AttnvizError as error:
+        return _fail(str(error), error.exit_code)
+    except BrokenPipeError:  # `attnviz run | head`: the reader has what it wanted
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    except (KeyboardInterrupt, typer.Abort):
+        return _fail("stopped; no file was left half written", 130)
+    except MemoryError:
+        return _fail("out of memory; give a shorter text, fewer heads or smaller sizes", 1)
+    except OSError as error:
+        return _fail(f"{error.filename or 'the system'}: {error.strerror or error}", 1)
+    except RuntimeError as error:  # torch's name for most failures; its text can run to many lines
+        first = str(error).strip().splitlines() or [type(error).__name__]
+        return _fail(first[0], 1)
+
+
+def _fail(message: str, code: int) -> int:
+    if message:
+        print(f"attnviz: {printable(message, limit=1000)}", file=sys.stderr)  # noqa: T201
+    return code
+
+
+def _stop(signum: int, frame: FrameType | None) -> NoReturn:
+    """SIGTERM ends the program as Ctrl-C does, so that nothing is left half written."""
+    raise KeyboardInterrupt

@@ -1,0 +1,243 @@
+"""The vocabulary of flags: each is defined once, in a group, and means the same in every command."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, TypeVar, get_type_hints
+
+import typer
+
+from attnviz import batch
+from attnviz.config import AttentionConfig, check_size, choice
+from attnviz.errors import ConfigError, printable
+from attnviz.render.look import Look
+
+INPUT, LAYER, MASK, OUTPUT, LOOK = "Input", "Layer", "Mask", "Output", "Look"
+
+MASK_MEANINGS = ("keep", "drop")
+
+Kind = TypeVar("Kind")
+
+
+def _flag(*names: str, panel: str, help: str, **more: Any) -> Any:  # noqa: A002 - typer's word
+    return typer.Option(*names, help=help, rich_help_panel=panel, **more)
+
+
+def _optional(*names: str, panel: str, help: str, **more: Any) -> Any:  # noqa: A002 - typer's word
+    return _flag(*names, panel=panel, help=help, show_default=False, **more)
+
+
+@dataclass(frozen=True)
+class InputFlags:
+    """Where the tokens come from."""
+
+    text: Annotated[
+        list[str] | None,
+        typer.Argument(
+            help="A sequence each; several make a padded batch. With none, a pipe on standard "
+            "input is read, else a built-in sentence is used.",
+            show_default=False,
+        ),
+    ] = None
+    file: Annotated[
+        list[Path] | None,
+        _optional(
+            "--file",
+            panel=INPUT,
+            help="One sequence a line; .json and .jsonl hold token lists; - is standard input. "
+            "Repeatable.",
+        ),
+    ] = None
+    tokenizer: Annotated[
+        str,
+        _flag(
+            panel=INPUT,
+            help="words (each Han, Kana or Hangul character by itself), chars or bytes.",
+        ),
+    ] = "words"
+    encoding: Annotated[str, _flag(panel=INPUT, help="Of the files.")] = "utf-8"
+    keys: Annotated[
+        list[str] | None,
+        _optional(
+            "--keys",
+            panel=INPUT,
+            help="Keys and values from this text: cross attention. Repeatable, one a sequence.",
+        ),
+    ] = None
+    key_file: Annotated[
+        Path | None,
+        _optional(panel=INPUT, help="Keys and values from this file, a line a sequence."),
+    ] = None
+    pad_to: Annotated[
+        int | None, _optional(panel=INPUT, metavar="N", help="Pad the queries to N tokens.")
+    ] = None
+    pad_side: Annotated[str, _flag(panel=INPUT, help="right or left.")] = "right"
+
+    def __post_init__(self) -> None:
+        choice("--tokenizer", self.tokenizer, tuple(batch.TOKENIZERS))
+        choice("--pad-side", self.pad_side, batch.PAD_SIDES)
+        if self.pad_to is not None:
+            check_size("--pad-to", self.pad_to)
+        if self.keys and self.key_file:
+            raise ConfigError("--keys and --key-file both name the keys; give one of them")
+
+
+@dataclass(frozen=True)
+class LayerFlags:
+    """The sizes of the layer, and what decides its numbers."""
+
+    d_model: Annotated[int, _flag(panel=LAYER, help="Width of the token vectors.")] = 512
+    n_heads: Annotated[int, _flag(panel=LAYER, help="Number of heads.")] = 8
+    d_k: Annotated[
+        int | None,
+        _optional(
+            "--d-k",
+            panel=LAYER,
+            help="Width of a head's queries and keys; d_model / n_heads when left out.",
+        ),
+    ] = None
+    d_v: Annotated[
+        int | None,
+        _optional("--d-v", panel=LAYER, help="Width of a head's values; d_k when left out."),
+    ] = None
+    positions: Annotated[str, _flag(panel=LAYER, help="sinusoidal or none.")] = "sinusoidal"
+    seed: Annotated[int, _flag(panel=LAYER, help="The same seed gives the same layer.")] = 0
+    dtype: Annotated[
+        str, _flag(panel=LAYER, help="float32, float64, bfloat16 or float16.")
+    ] = "float32"
+    device: Annotated[str, _flag(panel=LAYER, help="cpu, cuda or mps.")] = "cpu"
+
+    def config(self) -> AttentionConfig:
+        """The checked configuration."""
+        return AttentionConfig.from_sizes(**dataclasses.asdict(self))
+
+
+@dataclass(frozen=True)
+class MaskFlags:
+    """Who may look at whom; the rules combine by "and"."""
+
+    padding_mask: Annotated[
+        bool | None,
+        _optional(
+            "--padding-mask/--no-padding-mask",
+            panel=MASK,
+            help="Nobody looks at padding (on where there is any).",
+        ),
+    ] = None
+    causal: Annotated[
+        bool, _flag("--causal", panel=MASK, help="Nobody looks at later tokens.")
+    ] = False
+    window: Annotated[
+        int | None,
+        _optional(
+            panel=MASK, metavar="N", help="Look at yourself and the N-1 tokens before you, only."
+        ),
+    ] = None
+    prefix: Annotated[
+        int | None,
+        _optional(
+            panel=MASK, metavar="N", help="Causal, but everybody looks at the first N tokens."
+        ),
+    ] = None
+    segments: Annotated[
+        bool, _flag("--segments", panel=MASK, help="Nobody looks across [SEP].")
+    ] = False
+    mask: Annotated[
+        Path | None,
+        _optional(
+            "--mask", panel=MASK, help="A 0/1 mask, rows are queries: .npy, .npz, .csv or .txt."
+        ),
+    ] = None
+    mask_means: Annotated[
+        str,
+        _flag(panel=MASK, help="What 1 means in that file: keep (may look) or drop (may not)."),
+    ] = "keep"
+
+    def __post_init__(self) -> None:
+        choice("--mask-means", self.mask_means, MASK_MEANINGS)
+        if self.window is not None:
+            check_size("--window", self.window)
+        if self.prefix is not None:
+            check_size("--prefix", self.prefix)
+
+    @property
+    def is_set(self) -> bool:
+        """Whether any rule is asked for."""
+        asked = (self.padding_mask, self.causal, self.window, self.prefix, self.segments, self.mask)
+        return any(asked)
+
+
+@dataclass(frozen=True)
+class LookFlags:
+    """How pictures look."""
+
+    cmap: Annotated[str, _flag("--cmap", panel=LOOK, help="A matplotlib colour map.")] = Look.cmap
+    vmax: Annotated[
+        float | None,
+        _optional("--vmax", panel=LOOK, help="The weight that the strongest colour stands for."),
+    ] = Look.vmax
+    annotate: Annotated[
+        bool, _flag("--annotate", panel=LOOK, help="Write the weights into the cells.")
+    ] = Look.annotate
+    theme: Annotated[str, _flag(panel=LOOK, help="light or dark.")] = Look.theme
+    dpi: Annotated[int, _flag(panel=LOOK, help="Dots per inch of PNGs.")] = Look.dpi
+
+    def look(self) -> Look:
+        """The checked look."""
+        return Look(**dataclasses.asdict(self))
+
+
+GROUPS = (InputFlags, LayerFlags, MaskFlags, LookFlags)
+
+
+def spread(function: Callable[..., None]) -> Callable[..., None]:
+    """`function` as typer reads it: each parameter that is a group becomes that group's flags."""
+    hints = get_type_hints(function, include_extras=True)
+    parameters: list[inspect.Parameter] = []
+    for name, parameter in inspect.signature(function).parameters.items():
+        if hints[name] in GROUPS:
+            flags = get_type_hints(hints[name], include_extras=True)
+            parameters += [
+                inspect.Parameter(
+                    field.name, parameter.kind, default=field.default, annotation=flags[field.name]
+                )
+                for field in dataclasses.fields(hints[name])
+            ]
+        else:
+            parameters.append(parameter.replace(annotation=hints[name]))
+
+    def command(**flags: Any) -> None:
+        groups = {
+            name: hint(**{field.name: flags.pop(field.name) for field in dataclasses.fields(hint)})
+            for name, hint in hints.items()
+            if hint in GROUPS
+        }
+        function(**groups, **flags)
+
+    command.__name__, command.__doc__ = function.__name__, function.__doc__
+    command.__annotations__ = {p.name: p.annotation for p in parameters}
+    command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    return command
+
+
+def choose(flag: str, wanted: str | None, n: int, what: str) -> list[int]:
+    """`0,3-5` → [0, 3, 4, 5], each below `n`; None means all. Raises `ConfigError` otherwise."""
+    if wanted is None:
+        return list(range(n))
+    chosen: dict[int, None] = {}
+    for part in wanted.split(","):
+        first, dash, last = part.strip().partition("-")
+        numbers = (first, last) if dash else (first,)
+        if not all(number.isascii() and number.isdigit() and len(number) < 10 for number in numbers):
+            raise ConfigError(
+                f"{flag} {printable(wanted)}: '{printable(part)}' is no number or range; 0,3-5, say"
+            )
+        start, stop = int(first), int(last or first)
+        if stop >= n or start > stop:
+            raise ConfigError(f"{flag} {printable(wanted)}: there are {n} {what}, 0 to {n - 1}")
+        chosen.update(dict.fromkeys(range(start, stop + 1)))
+    return list(chosen)

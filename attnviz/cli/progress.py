@@ -1,0 +1,73 @@
+"""A progress bar on standard error for work that takes over a second; shorter work shows none."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from types import TracebackType
+from typing import TYPE_CHECKING, Self
+
+if TYPE_CHECKING:
+    from rich.progress import Progress, TaskID
+
+PATIENCE = 1.0
+"""Seconds of silence before a bar appears."""
+
+
+class Work:
+    """Stages of work, each with a name and, where it is known, a number of steps.
+
+    Used as a context. Nothing is shown before `PATIENCE` is over, nor where standard error is no
+    terminal; the bar goes when the work ends.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._stage: tuple[str, int | None, int] = ("working", None, 0)
+        self._bar: tuple[Progress, TaskID] | None = None
+        self._timer = threading.Timer(PATIENCE, self._appear)
+        self._timer.daemon = True
+
+    def __enter__(self) -> Self:
+        if sys.stderr is not None and sys.stderr.isatty():
+            self._timer.start()
+        return self
+
+    def stage(self, name: str, total: int | None = None) -> None:
+        """Begin a stage of `total` steps (None: unknown)."""
+        self._update((name, total, 0))
+
+    def advance(self, *_: object) -> None:
+        """One step of the stage is done."""
+        name, total, done = self._stage
+        self._update((name, total, done + 1))
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._timer.cancel()
+        with self._lock:
+            if self._bar is not None:
+                self._bar[0].stop()
+
+    def _update(self, stage: tuple[str, int | None, int]) -> None:
+        with self._lock:
+            self._stage = stage
+            if self._bar is not None:
+                name, total, done = stage
+                self._bar[0].update(self._bar[1], description=name, total=total, completed=done)
+
+    def _appear(self) -> None:
+        from rich.console import Console
+        from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+
+        name, total, done = self._stage
+        columns = (TextColumn("{task.description}"), BarColumn(), TimeRemainingColumn())
+        bar = Progress(*columns, console=Console(stderr=True), transient=True)
+        with self._lock:
+            task = bar.add_task(name, total=total, completed=done)
+            self._bar = (bar, task)
+            bar.start()

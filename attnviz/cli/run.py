@@ -1,0 +1,294 @@
+"""`attnviz run`: text → attention → pictures, trace, saved run."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from attnviz.cli.console import make_console, remark, result
+from attnviz.cli.facts import layer_facts, mask_facts, token_facts
+from attnviz.cli.files import DEFAULT_FOLDER, PAGES, PICTURES, RUNS, Staging, kind_of
+from attnviz.cli.inputs import make_batches, make_rules, read_sequences
+from attnviz.cli.options import (
+    OUTPUT,
+    InputFlags,
+    LayerFlags,
+    LookFlags,
+    MaskFlags,
+    choose,
+    spread,
+)
+from attnviz.cli.progress import Work
+from attnviz.errors import ConfigError, OutputError, printable
+from attnviz.render.look import Look
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from attnviz.batch import Batch
+    from attnviz.sources.from_config import Run
+
+KEEPABLE = ("q", "k", "v", "scores", "context", "output")
+"""What --keep can name; `attnviz.result` says what each is."""
+
+EXAMPLES = """Examples:
+
+attnviz run "The cat sat on the mat because it was tired." --causal
+
+attnviz run "猫坐在垫子上" --d-model 64 --n-heads 4 -o cat.png --force"""
+
+
+@spread
+def run(
+    inputs: InputFlags,
+    layer: LayerFlags,
+    masking: MaskFlags,
+    look: LookFlags,
+    out: Annotated[
+        list[Path] | None,
+        typer.Option(
+            "--out",
+            "-o",
+            help="The suffix picks the form: a folder (an overview and a picture a head), .png "
+            ".svg .pdf (the overview), .html (a page), .json .npz .safetensors (a saved run). "
+            "Repeatable. \\[default: attnviz-out/]",
+            rich_help_panel=OUTPUT,
+            show_default=False,
+        ),
+    ] = None,
+    force: Annotated[
+        bool, typer.Option("--force", help="Replace files that are there.", rich_help_panel=OUTPUT)
+    ] = False,
+    heads: Annotated[
+        str | None,
+        typer.Option(
+            help="Which heads to draw, from 0: 0,3-5.", rich_help_panel=OUTPUT, show_default=False
+        ),
+    ] = None,
+    sequences: Annotated[
+        str | None,
+        typer.Option(
+            help="Which sequences to draw, from 0: 0,2.", rich_help_panel=OUTPUT, show_default=False
+        ),
+    ] = None,
+    keep: Annotated[
+        str | None,
+        typer.Option(
+            help=f"Tensors to add to a saved run: {','.join(KEEPABLE)}.",
+            metavar="NAMES",
+            rich_help_panel=OUTPUT,
+            show_default=False,
+        ),
+    ] = None,
+    save_layer: Annotated[
+        Path | None,
+        typer.Option(
+            help="Write the layer's parameters to this .safetensors file.",
+            rich_help_panel=OUTPUT,
+            show_default=False,
+        ),
+    ] = None,
+    show: Annotated[
+        bool | None,
+        typer.Option(
+            "--show/--no-show",
+            help="Heatmaps in the terminal (on when it is one).",
+            rich_help_panel=OUTPUT,
+            show_default=False,
+        ),
+    ] = None,
+    trace: Annotated[
+        bool,
+        typer.Option("--trace/--no-trace", help="The shape of every step.", rich_help_panel=OUTPUT),
+    ] = True,
+    quiet: Annotated[
+        bool,
+        typer.Option("--quiet", "-q", help="Print nothing but errors.", rich_help_panel=OUTPUT),
+    ] = False,
+) -> None:
+    """Run text through multi-head attention; draw every head, print every shape."""
+    # What the flags alone can tell comes first: a wrong one is answered before torch is loaded.
+    config, look_of_pictures, kept = layer.config(), look.look(), _kept(keep)
+    places = [(path, kind_of(path)) for path in out or [DEFAULT_FOLDER]]
+    if kept and not any(kind in RUNS for _, kind in places):
+        raise OutputError(f"--keep {','.join(kept)} needs a saved run: -o run.npz, say")
+    if save_layer is not None and save_layer.suffix.lower() != ".safetensors":
+        raise OutputError(f"--save-layer {printable(save_layer)}: the suffix must be .safetensors")
+    chosen_heads = [(0, head) for head in choose("--heads", heads, config.n_heads, "heads")]
+
+    text = read_sequences(inputs)
+    chosen = choose("--sequences", sequences, len(text.queries), "sequences")
+    with Staging(force) as staging, Work() as work:
+        outputs = Outputs(staging, look_of_pictures, chosen, len(text.queries), chosen_heads, work)
+        for path, kind in places:
+            outputs.plan(path, kind)
+        layer_place = None if save_layer is None else staging.plan(save_layer)
+
+        work.stage("computing attention")
+        from attnviz.sources.from_config import from_config
+        from attnviz.sources.from_config import save_layer as write_layer
+
+        queries, others = make_batches(inputs, text, config)
+        rules, notices = make_rules(masking, queries, others, config.n_heads)
+        done = from_config(config, queries, others, rules, kept)
+        writers = outputs.writers(done)
+        if layer_place is not None:
+            writers.append(partial(write_layer, done.layer, layer_place))
+            outputs.written.append(printable(save_layer))
+        work.stage("drawing", outputs.n_pictures)
+        staging.write(writers)
+    if quiet:
+        return
+    console = make_console()
+    for notice in (*text.notices, *notices, *dict.fromkeys(outputs.notices)):
+        remark(notice)
+    _report(done, queries, others, console, trace)
+    if console.is_terminal if show is None else show:
+        from attnviz.render.terminal import heatmaps
+
+        for sequence in chosen:
+            result("")
+            heatmaps(done.result, sequence, console, chosen_heads, look.vmax)
+    for line in outputs.written:
+        remark(f"Wrote {line}")
+
+
+class Outputs:
+    """What is to be written where. Planned before the computation, written after it."""
+
+    def __init__(
+        self,
+        staging: Staging,
+        look: Look,
+        sequences: Sequence[int],
+        n_sequences: int,
+        heads: Sequence[tuple[int, int]],
+        work: Work,
+    ) -> None:
+        self.written: list[str] = []
+        self.notices: list[str] = []
+        self.n_pictures = 0
+        self._staging, self._look, self._work = staging, look, work
+        self._sequences, self._heads = sequences, heads
+        self._several = n_sequences > 1
+        self._writers: list[Callable[[Run], list[str] | None]] = []
+
+    def plan(self, path: Path, kind: str) -> None:
+        """Claim the files of one -o."""
+        if kind == "folder":
+            self._plan_folder(path)
+        elif kind in PICTURES:
+            self._plan_overviews(path)
+        elif kind in PAGES:
+            self._writers.append(partial(self._page, self._staging.plan(path)))
+            self.written.append(printable(path))
+        else:
+            self._writers.append(partial(_save, self._staging.plan(path), kind))
+            self.written.append(printable(path))
+
+    def writers(self, done: Run) -> list[Callable[[], object]]:
+        """One call for each output; remarks of the renderers are collected."""
+        return [partial(self._write, writer, done) for writer in self._writers]
+
+    def _write(self, writer: Callable[[Run], list[str] | None], done: Run) -> None:
+        self.notices += writer(done) or []
+
+    def _plan_folder(self, folder: Path) -> None:
+        digits = len(str(max(head for _, head in self._heads)))
+        names = []
+        for sequence in self._sequences:
+            overview = f"seq{sequence}-overview.png"
+            singles = [f"seq{sequence}-head{head:0{digits}d}.png" for _, head in self._heads]
+            names += [overview, *singles]
+            targets = [
+                (layer, head, self._staging.plan(folder / name))
+                for (layer, head), name in zip(self._heads, singles, strict=True)
+            ]
+            place = self._staging.plan(folder / overview)
+            self._writers.append(partial(self._overview, place, sequence))
+            self._writers.append(partial(self._singles, targets, sequence))
+            self.n_pictures += 1 + len(singles)
+        self.written.append(f"{printable(folder)}/: {_summary(names)}")
+
+    def _plan_overviews(self, path: Path) -> None:
+        for sequence in self._sequences:
+            name = path
+            if self._several:
+                name = path.with_name(f"{path.stem}-seq{sequence}{path.suffix}")
+            self._writers.append(partial(self._overview, self._staging.plan(name), sequence))
+            self.n_pictures += 1
+            self.written.append(printable(name))
+
+    def _overview(self, place: Path, sequence: int, done: Run) -> list[str]:
+        from attnviz.render.heatmap import draw_overview
+
+        notices = draw_overview(done.result, sequence, place, self._look, self._heads)
+        self._work.advance()
+        return notices
+
+    def _singles(
+        self, targets: list[tuple[int, int, Path]], sequence: int, done: Run
+    ) -> list[str]:
+        from attnviz.render.heatmap import draw_heads
+
+        return draw_heads(done.result, sequence, targets, self._look, self._work.advance)
+
+    def _page(self, place: Path, done: Run) -> list[str]:
+        from attnviz.render.page import write_page
+
+        command = "attnviz " + shlex.join(sys.argv[1:])
+        return write_page(
+            done.result,
+            place,
+            heads=self._heads,
+            steps=done.steps,
+            command=command,
+            sequences=self._sequences,
+        )
+
+
+def _save(place: Path, kind: str, done: Run) -> None:
+    from attnviz.result import save_json, save_npz, save_safetensors
+
+    save = {".json": save_json, ".npz": save_npz, ".safetensors": save_safetensors}
+    save[kind](done.result, place)
+
+
+def _summary(names: Sequence[str]) -> str:
+    return names[0] if len(names) == 1 else f"{names[0]} … {names[-1]} ({len(names)} files)"
+
+
+def _kept(keep: str | None) -> tuple[str, ...]:
+    names = () if keep is None else tuple(dict.fromkeys(name.strip() for name in keep.split(",")))
+    for name in names:
+        if name not in KEEPABLE:
+            raise ConfigError(f"--keep {printable(name)}: known are {','.join(KEEPABLE)}")
+    return names
+
+
+def _report(
+    done: Run, queries: Batch, others: Batch | None, console: Console, trace: bool
+) -> None:
+    """What ran, on standard output: the facts, the tokens, the trace, the heads in numbers."""
+    from attnviz.render.tables import print_heads, print_trace
+
+    source = queries if others is None else others
+    names, allowed = done.result.masks, done.result.allowed[0]
+    for line in (
+        *layer_facts(done.layer.config),
+        *mask_facts(names, allowed if names else None, queries, source),
+        *token_facts(queries, others),
+    ):
+        result(line)
+    if trace:
+        result("")
+        print_trace(done.steps, console, cross=others is not None)
+    for sequence in range(queries.size):
+        result("")
+        print_heads(done.result, sequence, console)
