@@ -25,7 +25,8 @@ class Tap(Protocol):
     """Called with each tensor as it is made.
 
     `axes` names the tensor's axes, separated by spaces; `H·d_k` is one axis that holds two, heads
-    slowest. `module` is the one whose parameters the step uses. `sums_over` is the axis that a
+    slowest. `module` is the one whose parameters the step uses: `[out, in]` for a matrix, with
+    `in` the axis of `sums_over`, or `[V, out]` for a table. `sums_over` is the axis that a
     matrix product sums away: 2 FLOPs (multiply, add) for each element of it and of the result.
     `flops_each` estimates the elementwise operations for each element of the result.
     """
@@ -79,7 +80,7 @@ EXPLANATIONS: dict[str, tuple[str, str]] = {
         "softmax along the keys: each query's row sums to 1 (0 if it sees nothing)",
     ),
     "context": ("attend", "each query's mean of the values, weighted by its row"),
-    "merged": ("merge", "swap T and H back, then lay the heads side by side: this one copies"),
+    "merged": ("merge", "swap H and T back and lay the heads side by side: this one copies"),
     "projected": ("merge", "W_O: mixes the heads and returns to d_model"),
     "residual": ("add & norm", "the query's input added back"),
     "output": ("add & norm", "LayerNorm over d_model: mean 0 and variance 1 for each token"),
@@ -93,7 +94,8 @@ class Step:
 
     `nbytes` is 0 for a view, which shares the memory of an earlier step. `matmul_flops` is exact
     (a multiply-add counts 2); `elementwise_flops` is an estimate. `parameters` has the name,
-    the axes and the shape of each parameter that the step uses.
+    the axes and the shape of each parameter that the step uses. `stride_order` lists the axes as
+    they lie in memory, slowest first; () stands for the order that they are named in.
     """
 
     name: str
@@ -108,6 +110,7 @@ class Step:
     summed: int
     flops_each: int
     source: str
+    stride_order: tuple[int, ...] = field(default=(), compare=False)
 
     @property
     def stage(self) -> str:
@@ -139,9 +142,12 @@ class Step:
 
     def at(self, sizes: Mapping[str, int]) -> Step:
         """The same step with other sizes: every axis is looked up by its name."""
+        shape = tuple(axis_size(axis, sizes) for axis in self.axes)
+        strided = [i for i in self.stride_order if shape[i] > 1]  # an axis of length 1 never steps
         return replace(
             self,
-            shape=tuple(axis_size(axis, sizes) for axis in self.axes),
+            shape=shape,
+            is_contiguous=strided == sorted(strided),
             summed=axis_size(self.sums_over, sizes) if self.sums_over else 0,
             parameters=tuple(
                 (name, axes, tuple(axis_size(axis, sizes) for axis in axes))
@@ -156,9 +162,14 @@ def axis_size(axis: str, sizes: Mapping[str, int]) -> int:
 
 
 def name_size(size: int, sizes: Mapping[str, int]) -> str:
-    """The name of a length, where `sizes` are distinct primes: each length has one factoring."""
+    """The name of a length, where `sizes` are distinct primes: each length has one factoring.
+
+    A size of 1 names nothing, and no length holds it.
+    """
     names = []
     for name, prime in sizes.items():
+        if prime < 2:
+            continue
         while size % prime == 0:
             names.append(name)
             size //= prime
@@ -169,8 +180,8 @@ def name_size(size: int, sizes: Mapping[str, int]) -> str:
 class Recorder:
     """A tap that keeps the steps, and the tensors whose names are in `keep`.
 
-    `sizes` gives each axis name its length. A label that does not fit its tensor raises
-    `AttnvizError`: the trace would be lying.
+    `sizes` gives each axis name its length. A label that does not fit its tensor, or a parameter
+    of the step, raises `AttnvizError`: the trace would be lying.
     """
 
     sizes: Mapping[str, int]
@@ -190,35 +201,44 @@ class Recorder:
         flops_each: int = 0,
     ) -> None:
         names = tuple(axes.split())
-        shape = tuple(tensor.shape)
-        expected = tuple(axis_size(axis, self.sizes) for axis in names)
-        if shape != expected:
-            raise AttnvizError(
-                f"step {name} is labelled [{axes}] = {expected}, but its shape is {shape}"
-            )
-        parameters = () if module is None else module.named_parameters()
+        self._require_fit(f"step {name}", names, tensor)
+        parameters = []
+        for key, value in () if module is None else module.named_parameters():
+            rows = names[-1:] if sums_over else ("V",)
+            own = names[-1:] if value.ndim == 1 else (*rows, sums_over or names[-1])
+            self._require_fit(f"parameter {key} of step {name}", own, value)
+            parameters.append((key, own, tuple(value.shape)))
         caller = sys._getframe(1)
         self.steps.append(
             Step(
                 name=name,
                 axes=names,
-                shape=shape,
+                shape=tuple(tensor.shape),
                 dtype=str(tensor.dtype).removeprefix("torch."),
                 item_bytes=tensor.element_size(),
                 is_view=self._shares_memory(tensor),
                 is_contiguous=tensor.is_contiguous(),
-                parameters=tuple(
-                    (key, tuple(name_size(n, self.sizes) for n in value.shape), tuple(value.shape))
-                    for key, value in parameters
-                ),
+                parameters=tuple(parameters),
                 sums_over=sums_over,
                 summed=axis_size(sums_over, self.sizes) if sums_over else 0,
                 flops_each=flops_each,
                 source=f"{Path(caller.f_code.co_filename).name}:{caller.f_lineno}",
+                stride_order=tuple(sorted(range(tensor.ndim), key=lambda i: -tensor.stride(i))),
             )
         )
         if name in self.keep:
             self.kept[name] = tensor
+
+    def _require_fit(self, what: str, axes: tuple[str, ...], tensor: Tensor) -> None:
+        shape = tuple(tensor.shape)
+        try:
+            expected = tuple(axis_size(axis, self.sizes) for axis in axes)
+        except KeyError as unknown:
+            raise AttnvizError(f"{what} is labelled with an unknown axis, {unknown}") from None
+        if shape != expected:
+            raise AttnvizError(
+                f"{what} is labelled [{' '.join(axes)}] = {expected}, but its shape is {shape}"
+            )
 
     def _shares_memory(self, tensor: Tensor) -> bool:
         """Whether `tensor` lies in the memory of an earlier step.
