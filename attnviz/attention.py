@@ -11,14 +11,15 @@ import torch
 from torch import Tensor, nn
 
 from attnviz.config import AttentionConfig
+from attnviz.errors import InputError
 from attnviz.positions import sinusoidal
 from attnviz.trace import Tap, ignore
 
 SCORE_SPREAD = 2.0
 """Standard deviation that untrained scores are given, so that heads look at something."""
 
-INPUT_VARIANCE = 1.5
-"""Of a normal embedding (1) plus sines and cosines (1/2), for each of d_model numbers."""
+INPUT_VARIANCE = {"sinusoidal": 1.5, "none": 1.0}
+"""Of each of an input's d_model numbers: a normal embedding has 1, sines and cosines add 1/2."""
 
 
 def scaled_dot_product_attention(
@@ -28,7 +29,8 @@ def scaled_dot_product_attention(
 
     Args:
         q: `[B H Tq d_k]`, k: `[B H Tk d_k]`, v: `[B H Tk d_v]`.
-        allowed: bool, broadcastable to `[B H Tq Tk]`; True lets a query see a key. None: all do.
+        allowed: bool, `[Tq Tk]` or `[B H Tq Tk]`, where an axis may have length 1 and is then the
+            same for all; True lets a query see a key. None: every query sees every key.
         tap: called with each tensor on the way.
 
     Returns:
@@ -36,6 +38,9 @@ def scaled_dot_product_attention(
         that may see nothing has weights and context of zeros, as in
         `torch.nn.functional.scaled_dot_product_attention`. A NaN or infinity in a key or value
         reaches the queries that may see it, and no others.
+
+    Raises:
+        InputError: `allowed` is not boolean, or does not fit; both shapes are named by axis.
     """
     products = q @ k.transpose(-2, -1)  # B H Tq d_k @ B H d_k Tk -> B H Tq Tk
     tap("products", "B H Tq Tk", products, sums_over="d_k")
@@ -44,26 +49,57 @@ def scaled_dot_product_attention(
     if allowed is None:
         weights = scores.softmax(-1)
     else:
-        masked = scores.masked_fill(~allowed, -torch.inf)
+        tap("allowed", _mask_axes(allowed, scores), allowed)
+        forbidden = ~allowed
+        masked = scores.masked_fill(forbidden, -torch.inf)
         tap("masked_scores", "B H Tq Tk", masked, flops_each=1)
-        sees_something = allowed.any(-1, keepdim=True)  # softmax of -inf alone is NaN
-        weights = masked.softmax(-1).masked_fill(~sees_something, 0.0)
+        # a row of -inf alone, or with a NaN in it, has a softmax that is NaN everywhere
+        weights = masked.softmax(-1).masked_fill(forbidden, 0.0)
     tap("weights", "B H Tq Tk", weights, flops_each=5)
     context = weights @ v  # B H Tq Tk @ B H Tk d_v -> B H Tq d_v
     if allowed is not None and not torch.isfinite(v).all():
-        context = _shielded(weights, v, allowed, context)
+        context = _shielded(weights, v, allowed)
     tap("context", "B H Tq d_v", context, sums_over="Tk")
     return context, weights
 
 
-def _shielded(weights: Tensor, v: Tensor, allowed: Tensor, context: Tensor) -> Tensor:
-    """`context` for rows that may see a NaN or infinity; for the others, as if it were not there.
+def _mask_axes(allowed: Tensor, scores: Tensor) -> str:
+    """The axes of a mask that fits `scores`, by name; an axis that is the same for all is `1`."""
+    if allowed.dtype is not torch.bool:
+        kind = str(allowed.dtype).removeprefix("torch.")
+        raise InputError(
+            f"the mask is {kind}; bool is expected, True where a query may look: mask == 1 where 1 "
+            "means that, mask == 0 where the mask is one to add to the scores"
+        )
+    if allowed.ndim not in (2, 4):
+        hint = ": mask[:, None] adds the head axis to [B Tq Tk]" if allowed.ndim == 3 else ""
+        raise InputError(
+            f"the mask has shape {list(allowed.shape)}; [Tq Tk] or [B H Tq Tk] is expected{hint}"
+        )
+    names = ("B", "H", "Tq", "Tk")[-allowed.ndim :]
+    axes = list(zip(names, allowed.shape, scores.shape[-allowed.ndim :], strict=True))
+    wrong = [f"{name} {size} ≠ {full}" for name, size, full in axes if size not in (1, full)]
+    if wrong:
+        given = " ".join(f"{name}={size}" for name, size, _ in axes)
+        expected = " ".join(f"{name}={full}" for name, _, full in axes)
+        raise InputError(f"the mask is [{given}], the scores are [{expected}]: {', '.join(wrong)}")
+    # one mask for all heads is 1 even where there is one head; other axes go by their length
+    return " ".join(n if size == full and (n != "H" or size > 1) else "1" for n, size, full in axes)
+
+
+def _shielded(weights: Tensor, v: Tensor, allowed: Tensor) -> Tensor:
+    """weights @ v for a v with NaN or infinity in it, which reaches only rows that may see it.
 
     A forbidden weight is 0, but 0 · NaN is NaN, so a matrix product alone would let it through.
     """
+    allowed = allowed.expand_as(weights)
     broken = ~torch.isfinite(v)
-    sees_broken = (allowed.to(weights.dtype) @ broken.to(weights.dtype)) > 0
-    return torch.where(sees_broken, context, weights @ v.masked_fill(broken, 0.0))
+    context = weights @ v.masked_fill(broken, 0.0)
+    for key in broken.any(-1).flatten(0, -2).any(0).nonzero().flatten().tolist():
+        sees = allowed[..., key, None] & broken[..., None, key, :]  # B H Tq 1 & B H 1 d_v
+        harm = weights[..., key, None] * v[..., None, key, :]
+        context = torch.where(sees, context + harm, context)
+    return context
 
 
 class Projection(nn.Module):
@@ -78,7 +114,7 @@ class Projection(nn.Module):
     ) -> None:
         super().__init__()
         drawn = torch.randn(outputs, inputs, generator=generator, dtype=torch.float64)
-        self.weight = nn.Parameter(drawn * spread)
+        self.weight = nn.Parameter(drawn.mul_(spread))
         self.bias = nn.Parameter(torch.zeros(outputs, dtype=torch.float64))
 
     def forward(self, x: Tensor) -> Tensor:
@@ -103,8 +139,8 @@ class MultiHeadAttention(nn.Module):
         self.config = config
         d_model, n_heads, d_k, d_v = config.d_model, config.n_heads, config.d_k, config.d_v
         generator = torch.Generator().manual_seed(config.seed)
-        # Var(q) = d_model · Var(W) · INPUT_VARIANCE, and Var(score) = Var(q) · Var(k).
-        query_key = sqrt(SCORE_SPREAD / INPUT_VARIANCE / d_model)
+        # Var(q) = d_model · Var(W) · Var(x), and Var(score) = Var(q) · Var(k).
+        query_key = sqrt(SCORE_SPREAD / INPUT_VARIANCE[config.positions] / d_model)
         self.w_q = Projection(d_model, n_heads * d_k, query_key, generator)
         self.w_k = Projection(d_model, n_heads * d_k, query_key, generator)
         self.w_v = Projection(d_model, n_heads * d_v, 1 / sqrt(d_model), generator)
@@ -123,7 +159,7 @@ class MultiHeadAttention(nn.Module):
         """(output `[B Tq d_model]`, weights `[B H Tq Tk]`) of query `[B Tq d_model]`.
 
         `key` `[B Tk d_model]` is `query` when left out (self attention); `value` is `key`.
-        `allowed`: bool, broadcastable to `[B H Tq Tk]`, True lets a query see a key.
+        `allowed`: bool, `[Tq Tk]` or `[B 1|H Tq Tk]`, True lets a query see a key.
         """
         key = query if key is None else key
         value = key if value is None else value
@@ -144,7 +180,9 @@ class MultiHeadAttention(nn.Module):
 
         context, weights = scaled_dot_product_attention(q, k, v, allowed, tap)
 
-        merged = context.transpose(1, 2).flatten(-2)  # B H Tq d_v -> B Tq H d_v -> B Tq H·d_v
+        # B H Tq d_v -> B Tq H d_v -> B Tq H·d_v. contiguous() would copy as well, but for one head.
+        heads_last = context.transpose(1, 2).clone(memory_format=torch.contiguous_format)
+        merged = heads_last.flatten(-2)
         tap("merged", "B Tq H·d_v", merged)
         projected = self.w_o(merged)
         tap("projected", "B Tq d_model", projected, module=self.w_o, sums_over="H·d_v")

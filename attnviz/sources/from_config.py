@@ -93,10 +93,13 @@ def from_config(
     return Run(result, tuple(recorder.steps), layer)
 
 
-def shadow_steps(config: AttentionConfig, cross: bool, masked: bool) -> tuple[Step, ...]:
+def shadow_steps(
+    config: AttentionConfig, cross: bool, masked: bool, per_head: bool = False
+) -> tuple[Step, ...]:
     """The steps of the real layer at `SHADOW_SIZES`: a trace for any size, for a few milliseconds.
 
     The layer runs once, small, with a prime size for each axis; `Step.at` puts the true ones in.
+    `per_head` says that the mask differs between heads.
     """
     sizes = SHADOW_SIZES
     small = AttentionConfig(
@@ -121,7 +124,7 @@ def shadow_steps(config: AttentionConfig, cross: bool, masked: bool) -> tuple[St
             y = embedding(*ids(sizes["Tk"]), recorder, side="key")
         else:  # keys are the queries' own input; only their number has to be told apart
             y = torch.zeros(sizes["B"], sizes["Tk"], sizes["d_model"], dtype=x.dtype)
-        shape = (sizes["B"], 1, sizes["Tq"], sizes["Tk"])
+        shape = (sizes["B"], sizes["H"] if per_head else 1, sizes["Tq"], sizes["Tk"])
         layer(x, y, allowed=torch.ones(shape, dtype=torch.bool) if masked else None, tap=recorder)
     return tuple(recorder.steps)
 
