@@ -220,7 +220,7 @@ class Recorder:
             own = names[-1:] if value.ndim == 1 else (*rows, sums_over or names[-1])
             self._require_fit(f"parameter {key} of step {name}", own, value)
             parameters.append((key, own, tuple(value.shape)))
-        caller = sys._getframe(1)
+        caller, strides = sys._getframe(1), tensor.stride()
         self.steps.append(
             Step(
                 name=name,
@@ -235,7 +235,7 @@ class Recorder:
                 summed=axis_size(sums_over, self.sizes) if sums_over else 0,
                 flops_each=flops_each,
                 source=f"{Path(caller.f_code.co_filename).name}:{caller.f_lineno}",
-                stride_order=tuple(sorted(range(tensor.ndim), key=lambda i: -tensor.stride(i))),
+                stride_order=tuple(sorted(range(tensor.ndim), key=lambda i: -strides[i])),
             )
         )
         if name in self.keep:
