@@ -18,7 +18,13 @@ def everything(folder: Path) -> set[str]:
 
 @pytest.mark.parametrize(
     ("name", "kind"),
-    [("out", "folder"), ("a.png", ".png"), ("A.PNG", ".png"), ("p.html", ".html"), ("r.npz", ".npz")],
+    [
+        ("out", "folder"),
+        ("a.png", ".png"),
+        ("A.PNG", ".png"),
+        ("p.html", ".html"),
+        ("r.npz", ".npz"),
+    ],
 )
 def test_the_suffix_picks_the_form(name: str, kind: str, tmp_path: Path) -> None:
     assert kind_of(tmp_path / name) == kind

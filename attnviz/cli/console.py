@@ -3,19 +3,8 @@
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING
 
 from attnviz.errors import printable
-
-if TYPE_CHECKING:
-    from rich.console import Console
-
-
-def make_console() -> Console:
-    """Standard output as rich writes it; markup in a token is text."""
-    from rich.console import Console
-
-    return Console(highlight=False, markup=False, emoji=False)
 
 
 def remark(text: str) -> None:
@@ -23,6 +12,7 @@ def remark(text: str) -> None:
     print(printable(text, limit=1000), file=sys.stderr)  # noqa: T201
 
 
-def result(text: str) -> None:
-    """Text on standard output, as it is."""
-    print(text)  # noqa: T201
+def result(*lines: str) -> None:
+    """Lines on standard output, as they are."""
+    for line in lines:
+        print(line)  # noqa: T201

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from attnviz.config import AttentionConfig
-from attnviz.render.tokens import visible
+from attnviz.render.tokens import shorten, visible
 
 if TYPE_CHECKING:
     import numpy as np
@@ -17,12 +17,21 @@ if TYPE_CHECKING:
 MOST_TOKENS = 64
 """Tokens of a sequence that are listed with their ids; the others are counted."""
 
+LONGEST_TOKEN = 32
+"""Columns that a token may take in that list; the middle of a longer one gives way."""
+
 
 def layer_facts(config: AttentionConfig) -> list[str]:
-    """The sizes of the layer, and that its numbers are random."""
+    """The sizes of the layer."""
     return [
-        f"layer       {_count(config.n_heads, 'head')}, d_model {config.d_model}, d_k {config.d_k}, "
-        f"d_v {config.d_v}, {config.dtype}, positions {config.positions}",
+        f"layer       {_count(config.n_heads, 'head')}, d_model {config.d_model}, "
+        f"d_k {config.d_k}, d_v {config.d_v}, {config.dtype}, positions {config.positions}"
+    ]
+
+
+def untrained_facts(config: AttentionConfig) -> list[str]:
+    """That the layer's numbers are random."""
+    return [
         f"            untrained (random numbers, seed {config.seed}): it shows the mechanism, "
         "not what a model has learned",
     ]
@@ -48,22 +57,26 @@ def mask_facts(
     return [f"masks       {', '.join(names)}: {'; '.join(parts)}"]
 
 
-def token_facts(queries: Batch, keys: Batch | None) -> list[str]:
+def token_facts(queries: Batch, keys: Batch | None, ascii_only: bool) -> list[str]:
     """Each sequence's tokens with their ids, as they stand in the vocabulary."""
-    lines = _sequences("sequence" if keys is None else "queries", queries)
-    return lines if keys is None else lines + _sequences("keys", keys)
+    if keys is None:
+        return _sequences("sequence", queries, ascii_only)
+    return _sequences("queries", queries, ascii_only) + _sequences("keys", keys, ascii_only)
 
 
-def _sequences(word: str, batch: Batch) -> list[str]:
+def _sequences(word: str, batch: Batch, ascii_only: bool) -> list[str]:
     number = {token: i for i, token in enumerate(batch.vocabulary)}
     lines = []
     for i, tokens in enumerate(batch.tokens):
         count = _count(len(tokens), "token")
         if pads := batch.width - len(tokens):
             count += f" and {pads:,} padding on the {batch.pad_side}"
-        shown = [f"{visible(token)}/{number[token]}" for token in tokens[:MOST_TOKENS]]
+        shown = [
+            f"{shorten(visible(token, ascii_only), LONGEST_TOKEN, ascii_only)}/{number[token]}"
+            for token in tokens[:MOST_TOKENS]
+        ]
         if len(tokens) > MOST_TOKENS:
-            shown.append(f"… and {len(tokens) - MOST_TOKENS:,} more")
+            shown.append(f"and {len(tokens) - MOST_TOKENS:,} more")
         heading = f"{word} {i}".ljust(11)
         lines.append(f"{heading} {count}{': ' if shown else ''}{' '.join(shown)}")
     return lines

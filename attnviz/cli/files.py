@@ -16,7 +16,14 @@ PAGES = (".html",)
 RUNS = (".json", ".npz", ".safetensors")
 DEFAULT_FOLDER = Path("attnviz-out")
 
-MACHINE_FAULTS = (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.ENOMEM, errno.EMFILE)
+MACHINE_FAULTS = (
+    errno.ENOSPC,
+    errno.EDQUOT,
+    errno.EFBIG,
+    errno.EIO,
+    errno.ENOMEM,
+    errno.EMFILE,
+)
 
 
 def kind_of(path: Path) -> str:
@@ -54,7 +61,9 @@ class Staging:
         try:
             return self._plan(path)
         except OSError as error:  # a name too long, a loop of links
-            raise OutputError(f"{printable(path)}: {(error.strerror or str(error)).lower()}") from None
+            raise OutputError(
+                f"{printable(path)}: {(error.strerror or str(error)).lower()}"
+            ) from None
 
     def _plan(self, path: Path) -> Path:
         shown = printable(path)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import stat
 import sys
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -93,7 +92,9 @@ def make_rules(
     if flags.prefix is not None:
         rules.append(masks.prefix(flags.prefix, queries, source))
         if flags.causal:
-            notices.append(f"--prefix {flags.prefix} is causal after its prefix: --causal adds nothing")
+            notices.append(
+                f"--prefix {flags.prefix} is causal after its prefix: --causal adds nothing"
+            )
     if flags.segments:
         rules.append(masks.segments(queries, source))
         if not any(batches.SEP in tokens for tokens in (*queries.tokens, *source.tokens)):

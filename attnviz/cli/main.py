@@ -45,7 +45,7 @@ def _version(wanted: bool) -> None:
 
 @app.callback()
 def _program(
-    version: Annotated[  # noqa: ARG001 - typer calls `_version` with it
+    version: Annotated[
         bool,
         typer.Option("--version", callback=_version, is_eager=True, help="Print versions, end."),
     ] = False,
@@ -54,7 +54,7 @@ def _program(
 
 
 def main(arguments: list[str] | None = None) -> NoReturn:
-    """Run the program and exit: 0 done, 1 the machine's fault, 2 what the person gave, 130 Ctrl-C."""
+    """Run the program and exit: 0 done, 1 the machine failed, 2 wrong input, 130 Ctrl-C."""
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):  # a token that the encoding lacks is shown escaped
             stream.reconfigure(errors="backslashreplace")
@@ -98,6 +98,6 @@ def _fail(message: str, code: int) -> int:
     return code
 
 
-def _stop(signum: int, frame: FrameType | None) -> NoReturn:
+def _stop(_signal: int, _frame: FrameType | None) -> NoReturn:
     """SIGTERM ends the program as Ctrl-C does, so that nothing is left half written."""
     raise KeyboardInterrupt

@@ -1,4 +1,4 @@
-"""The vocabulary of flags: each is defined once, in a group, and means the same in every command."""
+"""The vocabulary of flags: each is defined once, in a group, and means the same everywhere."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ MASK_MEANINGS = ("keep", "drop")
 Kind = TypeVar("Kind")
 
 
-def _flag(*names: str, panel: str, help: str, **more: Any) -> Any:  # noqa: A002 - typer's word
+def _flag(*names: str, panel: str, help: str, **more: Any) -> Any:
     return typer.Option(*names, help=help, rich_help_panel=panel, **more)
 
 
-def _optional(*names: str, panel: str, help: str, **more: Any) -> Any:  # noqa: A002 - typer's word
+def _optional(*names: str, panel: str, help: str, **more: Any) -> Any:
     return _flag(*names, panel=panel, help=help, show_default=False, **more)
 
 
@@ -106,9 +106,9 @@ class LayerFlags:
     ] = None
     positions: Annotated[str, _flag(panel=LAYER, help="sinusoidal or none.")] = "sinusoidal"
     seed: Annotated[int, _flag(panel=LAYER, help="The same seed gives the same layer.")] = 0
-    dtype: Annotated[
-        str, _flag(panel=LAYER, help="float32, float64, bfloat16 or float16.")
-    ] = "float32"
+    dtype: Annotated[str, _flag(panel=LAYER, help="float32, float64, bfloat16 or float16.")] = (
+        "float32"
+    )
     device: Annotated[str, _flag(panel=LAYER, help="cpu, cuda or mps.")] = "cpu"
 
     def config(self) -> AttentionConfig:
@@ -128,9 +128,9 @@ class MaskFlags:
             help="Nobody looks at padding (on where there is any).",
         ),
     ] = None
-    causal: Annotated[
-        bool, _flag("--causal", panel=MASK, help="Nobody looks at later tokens.")
-    ] = False
+    causal: Annotated[bool, _flag("--causal", panel=MASK, help="Nobody looks at later tokens.")] = (
+        False
+    )
     window: Annotated[
         int | None,
         _optional(
@@ -232,7 +232,9 @@ def choose(flag: str, wanted: str | None, n: int, what: str) -> list[int]:
     for part in wanted.split(","):
         first, dash, last = part.strip().partition("-")
         numbers = (first, last) if dash else (first,)
-        if not all(number.isascii() and number.isdigit() and len(number) < 10 for number in numbers):
+        if not all(
+            number.isascii() and number.isdigit() and len(number) < 10 for number in numbers
+        ):
             raise ConfigError(
                 f"{flag} {printable(wanted)}: '{printable(part)}' is no number or range; 0,3-5, say"
             )

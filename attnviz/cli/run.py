@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from attnviz.cli.console import make_console, remark, result
-from attnviz.cli.facts import layer_facts, mask_facts, token_facts
+from attnviz.cli.console import remark, result
+from attnviz.cli.facts import layer_facts, mask_facts, token_facts, untrained_facts
 from attnviz.cli.files import DEFAULT_FOLDER, PAGES, PICTURES, RUNS, Staging, kind_of
 from attnviz.cli.inputs import make_batches, make_rules, read_sequences
 from attnviz.cli.options import (
@@ -145,6 +145,8 @@ def run(
         staging.write(writers)
     if quiet:
         return
+    from attnviz.render.console import make_console
+
     console = make_console()
     for notice in (*text.notices, *notices, *dict.fromkeys(outputs.notices)):
         remark(notice)
@@ -232,9 +234,7 @@ class Outputs:
         self._work.advance()
         return notices
 
-    def _singles(
-        self, targets: list[tuple[int, int, Path]], sequence: int, done: Run
-    ) -> list[str]:
+    def _singles(self, targets: list[tuple[int, int, Path]], sequence: int, done: Run) -> list[str]:
         from attnviz.render.heatmap import draw_heads
 
         return draw_heads(done.result, sequence, targets, self._look, self._work.advance)
@@ -272,20 +272,16 @@ def _kept(keep: str | None) -> tuple[str, ...]:
     return names
 
 
-def _report(
-    done: Run, queries: Batch, others: Batch | None, console: Console, trace: bool
-) -> None:
+def _report(done: Run, queries: Batch, others: Batch | None, console: Console, trace: bool) -> None:
     """What ran, on standard output: the facts, the tokens, the trace, the heads in numbers."""
+    from attnviz.render.console import ascii_only
     from attnviz.render.tables import print_heads, print_trace
 
     source = queries if others is None else others
     names, allowed = done.result.masks, done.result.allowed[0]
-    for line in (
-        *layer_facts(done.layer.config),
-        *mask_facts(names, allowed if names else None, queries, source),
-        *token_facts(queries, others),
-    ):
-        result(line)
+    result(*layer_facts(done.layer.config), *untrained_facts(done.layer.config))
+    result(*mask_facts(names, allowed if names else None, queries, source))
+    result(*token_facts(queries, others, ascii_only(console)))
     if trace:
         result("")
         print_trace(done.steps, console, cross=others is not None)

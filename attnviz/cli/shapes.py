@@ -1,4 +1,4 @@
-"""`attnviz shapes`: the tensor flow, step by step, for any size, without the memory of that size."""
+"""`attnviz shapes`: the tensor flow, step by step, for any size, in the memory of a small one."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from attnviz.cli.console import make_console, remark, result
-from attnviz.cli.facts import layer_facts, mask_facts, token_facts
+from attnviz.cli.console import remark, result
+from attnviz.cli.facts import layer_facts, mask_facts
 from attnviz.cli.inputs import make_batches, make_rules, read_sequences
 from attnviz.cli.options import INPUT, InputFlags, LayerFlags, MaskFlags, spread
 from attnviz.config import check_size
@@ -94,7 +94,7 @@ def _of_text(inputs: InputFlags, masking: MaskFlags, config: AttentionConfig) ->
         remark(notice)
     names = [rule.name for rule in rules]
     seen = None if allowed is None else allowed.numpy()
-    lines = [*mask_facts(names, seen, queries, source), *token_facts(queries, keys)]
+    lines = mask_facts(names, seen, queries, source)
     sizes = {
         "B": queries.size,
         "Tq": queries.width,
@@ -107,6 +107,7 @@ def _of_text(inputs: InputFlags, masking: MaskFlags, config: AttentionConfig) ->
 def _print(
     config: AttentionConfig, given: dict[str, int], masked: bool, cross: bool, lines: list[str]
 ) -> None:
+    from attnviz.render.console import make_console
     from attnviz.render.tables import print_trace
     from attnviz.sources.from_config import shadow_steps
 
@@ -121,8 +122,6 @@ def _print(
         "V": given["V"],
     }
     console = make_console()
-    for line in (*layer_facts(config), *lines):
-        result(line)
-    result("")
+    result(*layer_facts(config), *lines, "")
     steps = [step.at(sizes) for step in shadow_steps(config, cross, masked)]
     print_trace(steps, console, sizes=sizes, cross=cross)
