@@ -79,7 +79,7 @@ EXPLANATIONS: dict[str, tuple[str, str]] = {
     "k_rotated": ("split", "keys turned alike: q · k depends on the distance alone"),
     "k_repeated": ("split", "each key head lent to the H / Hkv query heads of a group"),
     "v_repeated": ("split", "each value head lent to the same query heads"),
-    "products": ("attend", "q · k for every pair: a number for each query and key"),
+    "products": ("attend", "q · kᵀ: a number for every pair of a query and a key"),
     "scores": ("attend", "divided by √d_k: the spread no longer grows with d_k"),
     "capped": ("attend", "50 · tanh(score / 50): no score beyond ±50"),
     "position_bias": ("attend", "a number for each head and distance, from a table"),
