@@ -118,10 +118,10 @@ def shorten(text: str, limit: int, ascii_only: bool = False) -> str:
     ellipsis = ".." if ascii_only else "…"
     room = limit - len(ellipsis)
     if room < 2:
-        return _start(text, limit)
-    head = _start(text, room - room // 2)
-    tail = _start(text, room - cells(head), backwards=True)
-    return f"{head}{ellipsis}{tail}" if tail else _start(text, limit)
+        return start(text, limit)
+    head = start(text, room - room // 2)
+    tail = start(text, room - cells(head), backwards=True)
+    return f"{head}{ellipsis}{tail}" if tail else start(text, limit)
 
 
 def fit(text: str, width: int, right: bool = False, ascii_only: bool = False) -> str:
@@ -131,7 +131,7 @@ def fit(text: str, width: int, right: bool = False, ascii_only: bool = False) ->
     return space + text if right else text + space
 
 
-def _start(text: str, limit: int, backwards: bool = False) -> str:
+def start(text: str, limit: int, backwards: bool = False) -> str:
     """As many whole characters of the start (or the end) as `limit` columns hold."""
     near = (limit + 1) * (2 * LONGEST_STACK + 2)  # what is further away cannot be reached
     characters = _characters(text[-near:] if backwards else text[:near])

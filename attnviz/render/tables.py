@@ -1,0 +1,742 @@
+"""The trace and the heads' measures as tables of text, and the trace as JSON, Markdown, Mermaid.
+
+Every table has a wide form, for a pipe or a wide terminal, and folds for a narrow one: nothing is
+cut, nothing becomes an ellipsis.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console
+from rich.text import Text
+
+from attnviz.machine import human_bytes
+from attnviz.render.console import ascii_only, flow, write
+from attnviz.render.tokens import cells, notation
+
+if TYPE_CHECKING:
+    from attnviz.result import AttentionResult
+    from attnviz.trace import Step
+
+FORMAT, VERSION = "attnviz.shapes", 1
+
+AXIS_WORDS = {
+    "B": "batch",
+    "L": "layers",
+    "H": "heads",
+    "Hkv": "key/value heads",
+    "Tq": "queries",
+    "Tk": "keys",
+    "d_model": "numbers a token",
+    "d_k": "numbers a query or key",
+    "d_v": "numbers a value",
+    "d_qkv": "numbers for q, k and v",
+    "V": "vocabulary",
+}
+
+AXIS_COLORS = {
+    "B": "magenta",
+    "L": "white",
+    "H": "yellow",
+    "Hkv": "bright_yellow",
+    "Tq": "cyan",
+    "Tk": "green",
+    "d_model": "bright_blue",
+    "d_k": "red",
+    "d_v": "bright_magenta",
+    "d_qkv": "bright_cyan",
+    "V": "bright_green",
+}
+"""Sixteen-colour names, so that they follow the terminal's own palette, light or dark."""
+
+LENGTHS = {"4k": 4096, "32k": 32768, "128k": 131072}
+"""Lengths for which the steps that grow as T² are reckoned."""
+
+_STREAM = "query_input|embedded"
+_INPUT = f"normed|{_STREAM}"
+_KEY_INPUT = f"key_input|key_embedded|{_INPUT}"
+_QUERY = "q_rotated|q_normed|q"
+_KEY = "k_rotated|k_normed|k"
+_SCORES = "biased|capped|scores|products"
+READS: dict[str, tuple[str, ...]] = {
+    "ids": (),
+    "embedded": ("ids",),
+    "query_input": ("embedded",),
+    "key_ids": (),
+    "key_embedded": ("key_ids",),
+    "key_input": ("key_embedded",),
+    "normed": (_STREAM,),
+    "qkv": (_INPUT,),
+    "q_projected": (f"qkv|{_INPUT}",),
+    "k_projected": (f"qkv|{_KEY_INPUT}",),
+    "v_projected": (f"qkv|{_KEY_INPUT}",),
+    "q": ("q_projected",),
+    "k": ("k_projected",),
+    "v": ("v_projected",),
+    "q_normed": ("q",),
+    "k_normed": ("k",),
+    "q_rotated": ("q_normed|q",),
+    "k_rotated": ("k_normed|k",),
+    "k_repeated": (_KEY,),
+    "v_repeated": ("v",),
+    "products": (_QUERY, f"k_repeated|{_KEY}"),
+    "scores": ("products",),
+    "capped": ("scores|products",),
+    "position_bias": (),
+    "biased": ("capped|scores|products", "position_bias"),
+    "allowed": (),
+    "masked_scores": (_SCORES, "allowed"),
+    "weights": (f"masked_scores|{_SCORES}",),
+    "context": ("weights", "v_repeated|v"),
+    "merged": ("context",),
+    "projected": ("merged",),
+    "projected_normed": ("projected",),
+    "residual": ("projected_normed|projected", _STREAM),
+    "output": ("residual",),
+}
+"""Which steps each step reads; of `a|b` the first that is in the trace."""
+
+RESULTS = ("weights", "output")
+"""What the layer returns: these stay in memory to the end."""
+
+SHARED_PARAMETERS = {"key_embedded": "embedded"}
+"""Steps whose parameters are those of an earlier step: counted once."""
+
+_FOLDS = (
+    ("q_projected", "k_projected", "v_projected"),
+    ("q", "k", "v"),
+    ("q_normed", "k_normed"),
+    ("q_rotated", "k_rotated"),
+    ("k_repeated", "v_repeated"),
+)
+_FOLDED_WORDS = {
+    ("q_projected", "k_projected", "v_projected"): (
+        "W_Q, W_K, W_V: what tokens ask for, answer to and give"
+    ),
+    ("q_projected", "k_projected"): "W_Q, W_K: what tokens ask for and answer to",
+    ("k_projected", "v_projected"): "W_K, W_V: what tokens answer to and give",
+    ("k", "v"): "cut into heads: view as (H, d_k), then swap T and H",
+    ("k_repeated", "v_repeated"): "key and value heads lent to the H / Hkv heads of a group",
+}
+
+
+def human_count(n: int) -> str:
+    """`n` to three digits, in steps of 1000: 999, 1.05M, 12.7G; numbers under 10,000 are exact."""
+    if n < 10_000:
+        return str(n)
+    size = float(n)
+    for unit in ("", "k", "M", "G", "T", "P"):
+        if size < 999.5:
+            return f"{size:.3g}{unit}"
+        size /= 1000
+    return f"{size:.3g}E" if size < 999.5 else f"{size:.2e}E"
+
+
+# ── the trace, reckoned ──────────────────────────────────────────────────────────────────────
+
+
+def own_parameters(step: Step) -> int:
+    """Numbers that `step` learns; 0 where they are an earlier step's."""
+    return 0 if step.name in SHARED_PARAMETERS else step.n_parameters
+
+
+def sizes_of(steps: Sequence[Step]) -> dict[str, int]:
+    """The length of each axis that stands by itself somewhere in `steps`."""
+    found: dict[str, int] = {}
+    for step in steps:
+        labelled = [(step.axes, step.shape), *((axes, shape) for _, axes, shape in step.parameters)]
+        for axes, shape in labelled:
+            found.update((a, n) for a, n in zip(axes, shape, strict=True) if a in AXIS_WORDS)
+    return {axis: found[axis] for axis in AXIS_WORDS if axis in found}
+
+
+def reads(steps: Sequence[Step]) -> list[tuple[int, ...]]:
+    """For each step, the places in `steps` of those it reads.
+
+    A step that `READS` does not know reads the one before it.
+    """
+    place = {step.name: i for i, step in enumerate(steps)}
+    found: list[tuple[int, ...]] = []
+    for i, step in enumerate(steps):
+        if step.name not in READS:
+            found.append((i - 1,) if i else ())
+            continue
+        names = [next((n for n in read.split("|") if n in place), "") for read in READS[step.name]]
+        found.append(tuple(place[name] for name in names if name))
+    return found
+
+
+def peak(steps: Sequence[Step]) -> tuple[int, int]:
+    """(bytes, place in `steps`) of the most that is alive at once.
+
+    While a step is made, its tensor and every earlier one that it or a later step reads are alive;
+    a view keeps its owner. Parameters are not counted.
+    """
+    read = reads(steps)
+    owner = list(range(len(steps)))
+    last = list(range(len(steps)))
+    for i, step in enumerate(steps):
+        if step.is_view and read[i]:
+            owner[i] = owner[read[i][0]]
+        for source in read[i]:
+            last[owner[source]] = i
+        if step.name in RESULTS:
+            last[owner[i]] = len(steps) - 1
+    alive = [
+        sum(earlier.nbytes for j, earlier in enumerate(steps[: i + 1]) if last[j] >= i)
+        for i in range(len(steps))
+    ]
+    most = max(alive, default=0)
+    return most, alive.index(most) if alive else 0
+
+
+@dataclass(frozen=True)
+class Totals:
+    """Sums over the steps: numbers learned, FLOPs, bytes of all activations, bytes at the peak."""
+
+    parameters: int
+    matmul_flops: int
+    elementwise_flops: int
+    activation_bytes: int
+    peak_bytes: int
+    peak_step: int
+
+
+def totals_of(steps: Sequence[Step]) -> Totals:
+    """The totals of a trace. `peak_step` counts from 1, as the table does."""
+    most, at = peak(steps)
+    return Totals(
+        parameters=sum(map(own_parameters, steps)),
+        matmul_flops=sum(step.matmul_flops for step in steps),
+        elementwise_flops=sum(step.elementwise_flops for step in steps),
+        activation_bytes=sum(step.nbytes for step in steps),
+        peak_bytes=most,
+        peak_step=at + 1,
+    )
+
+
+def quadratic(steps: Sequence[Step]) -> list[tuple[int, Step]]:
+    """The steps, with their numbers, whose tensor has a number for each query and each key."""
+    return [(i, s) for i, s in enumerate(steps, 1) if {"Tq", "Tk"} <= set(s.axes) and s.nbytes]
+
+
+def quadratic_flops(steps: Sequence[Step]) -> int:
+    """FLOPs of the matrix products that grow as T²: q·k, and weights times values."""
+    return sum(step.matmul_flops for step in steps if _is_quadratic_product(step))
+
+
+def _is_quadratic_product(step: Step) -> bool:
+    return bool(step.sums_over) and {"Tq", "Tk"} <= {*step.axes, step.sums_over}
+
+
+# ── the trace, printed ───────────────────────────────────────────────────────────────────────
+
+
+@dataclass(frozen=True)
+class Row:
+    """One line of the table: a step, or the steps that are folded onto it."""
+
+    number: int
+    steps: tuple[Step, ...]
+
+    @property
+    def first(self) -> Step:
+        return self.steps[0]
+
+    @property
+    def name(self) -> str:
+        """`q,k,v_projected` for three steps; a step's own name for one."""
+        letters = ",".join(step.name[0] for step in self.steps[:-1])
+        return f"{letters},{self.steps[-1].name}" if letters else self.first.name
+
+    @property
+    def words(self) -> str:
+        names = tuple(step.name for step in self.steps)
+        return _FOLDED_WORDS.get(names, self.first.words)
+
+    @property
+    def parameters(self) -> str:
+        if self.first.name in SHARED_PARAMETERS and self.first.parameters:
+            return "shared"
+        n = sum(map(own_parameters, self.steps))
+        return human_count(n) if n else ""
+
+    @property
+    def flops(self) -> str:
+        """Matrix products exactly, elementwise work as an estimate, `~`."""
+        exact = sum(step.matmul_flops for step in self.steps)
+        rough = sum(step.elementwise_flops for step in self.steps)
+        parts = [human_count(exact)] if exact else []
+        return " ".join([*parts, f"~{human_count(rough)}"] if rough else parts)
+
+    @property
+    def memory(self) -> str:
+        n = sum(step.nbytes for step in self.steps)
+        return "view" if self.first.is_view else human_bytes(n)
+
+    @property
+    def layout(self) -> str:
+        return "contiguous" if self.first.is_contiguous else "strided"
+
+
+def rows_of(steps: Sequence[Step], expand: bool = False, cross: bool = False) -> list[Row]:
+    """The steps as rows. Unless `expand`, K and V fold onto Q where their tensors are alike.
+
+    Alike means: the same shape, type and layout. In cross attention equal lengths of queries and
+    keys are chance, so that K and V fold onto each other only.
+    """
+    rows = [Row(i, (step,)) for i, step in enumerate(steps, 1)]
+    if expand:
+        return rows
+    for names in _FOLDS:
+        for i, name in enumerate(names):
+            anchor = next((r for r in rows if r.first.name == name), None)
+            if anchor is None or (cross and i == 0):
+                continue
+            alike = [r for r in rows if r.first.name in names[i:] and _alike(r.first, anchor.first)]
+            folded = Row(anchor.number, tuple(row.first for row in alike))
+            rows = [folded if r is anchor else r for r in rows if r is anchor or r not in alike]
+    return rows
+
+
+def _alike(a: Step, b: Step) -> bool:
+    return all(
+        getattr(a, name) == getattr(b, name)
+        for name in ("shape", "dtype", "is_view", "is_contiguous")
+    )
+
+
+def print_trace(
+    steps: Sequence[Step],
+    console: Console,
+    *,
+    sizes: Mapping[str, int] | None = None,
+    source: bool = False,
+    expand: bool = False,
+    cross: bool = False,
+    totals: bool = True,
+) -> None:
+    """Print every step: number, stage, name, shape, axes, cost, memory, layout, type, words.
+
+    `sizes` gives each axis name its length; without it they are read off the steps. `source` adds
+    the line of code. One line a step where the console is wide enough or is no terminal, else two,
+    and in a very narrow one as many as it takes.
+    """
+    if not steps:
+        return
+    paper = Paper.of(console)
+    sizes = sizes_of(steps) if sizes is None else sizes
+    write(console, *flow(_size_pieces(sizes, paper), paper.width, "  "), Text())
+    write(console, *_trace_lines(rows_of(steps, expand, cross), paper, source))
+    if totals:
+        write(console, Text(), *_total_lines(steps, paper))
+        write(console, *_quadratic_lines(steps, sizes, paper))
+
+
+@dataclass(frozen=True)
+class Paper:
+    """What is written on: `width` columns, and whether in ASCII."""
+
+    width: int
+    ascii_only: bool
+
+    @classmethod
+    def of(cls, console: Console) -> Paper:
+        """The console's; a pipe has all the width that is wanted."""
+        return cls(console.width if console.is_terminal else 10**6, ascii_only(console))
+
+    def text(self, text: str, style: str = "") -> Text:
+        return Text(notation(text, self.ascii_only), style)
+
+    def rule(self, width: int) -> Text:
+        return Text(("-" if self.ascii_only else "─") * width, "dim")
+
+
+def _size_pieces(sizes: Mapping[str, int], paper: Paper) -> list[Text]:
+    return [
+        _axis(axis, paper).append(f" {sizes[axis]:,} {words}", "not bold default")
+        for axis, words in AXIS_WORDS.items()
+        if axis in sizes
+    ]
+
+
+def _axis(axis: str, paper: Paper, shown: str = "") -> Text:
+    """An axis name, or `shown` in its colour. An axis that holds two has the last one's, bold."""
+    first, *rest = reversed(axis.split("·"))
+    style = AXIS_COLORS.get(first, "")
+    return paper.text(shown or axis, f"bold {style}" if rest else style)
+
+
+def _shape(step: Step, paper: Paper) -> Text:
+    """`2×8×12×64`, each number in its axis's colour."""
+    numbers = zip(step.axes, step.shape, strict=True)
+    return paper.text("×", "dim").join(_axis(axis, paper, str(n)) for axis, n in numbers)
+
+
+def _axes(step: Step, paper: Paper) -> Text:
+    return Text(" ").join(_axis(axis, paper) for axis in step.axes)
+
+
+def _trace_lines(rows: Sequence[Row], paper: Paper, source: bool) -> list[Text]:
+    """The table in the widest form that fits."""
+    heads, table = _full_cells(rows, paper, source)
+    words = [paper.text(row.words) for row in rows]
+    with_words = [[*line, word] for line, word in zip(table, words, strict=True)]
+    lines = grid([*heads, "what happens"], with_words, FULL_RIGHT)
+    if widest(lines) <= paper.width:
+        return [lines[0], paper.rule(widest(lines)), *lines[1:]]
+    lines = grid(heads, table, FULL_RIGHT)
+    if widest(lines) <= paper.width:
+        body = [
+            part
+            for line, word in zip(lines[1:], words, strict=True)
+            for part in (line, *_indented(word, paper))
+        ]
+        return [lines[0], paper.rule(widest(lines)), *body]
+    return _narrow_lines(rows, paper, source)
+
+
+FULL_RIGHT = {0, 5, 6, 7}
+"""Columns of the full table that are aligned on the right: numbers."""
+
+
+def _full_cells(
+    rows: Sequence[Row], paper: Paper, source: bool
+) -> tuple[list[str], list[list[Text]]]:
+    heads = [
+        "#",
+        "stage",
+        "step",
+        "shape",
+        "axes",
+        "parameters",
+        "FLOP",
+        "memory",
+        "layout",
+        "type",
+    ]
+    table = [
+        [
+            Text(str(row.number), "dim"),
+            Text(row.first.stage),
+            Text(row.name, "bold"),
+            _shape(row.first, paper),
+            _axes(row.first, paper),
+            Text(row.parameters or "-"),
+            Text(row.flops or "-"),
+            Text(row.memory),
+            Text(row.layout),
+            Text(row.first.dtype),
+            *([Text(_sources(row), "dim")] if source else []),
+        ]
+        for row in rows
+    ]
+    return [*heads, *(["source"] if source else [])], table
+
+
+def _sources(row: Row) -> str:
+    """`attention.py:133,137,141`."""
+    file = row.first.source.rpartition(":")[0]
+    return f"{file}:{','.join(step.source.rpartition(':')[2] for step in row.steps)}"
+
+
+def _narrow_lines(rows: Sequence[Row], paper: Paper, source: bool) -> list[Text]:
+    """Two lines a step, a line for each stage; no names, and marks only where something differs.
+
+    Where even that is too wide, the parts of a step flow over as many lines as they need.
+    """
+    usual = _usual_dtype(rows)
+    heads = ["#", "shape", "axes", "param", "FLOP", "memory", ""]
+    marks = []
+    for row in rows:
+        dtype = [row.first.dtype] if row.first.dtype != usual else []
+        layout = [] if row.first.is_contiguous else [row.layout]
+        marks.append(" ".join(dtype + layout))
+    table = [
+        [
+            Text(str(row.number), "dim"),
+            _shape(row.first, paper),
+            _axes(row.first, paper),
+            Text(row.parameters or "-"),
+            Text(row.flops or "-"),
+            Text(row.memory),
+            Text(mark),
+        ]
+        for row, mark in zip(rows, marks, strict=True)
+    ]
+    lines = grid(heads, table, {0, 3, 4, 5}, gap=1)
+    fits = widest(lines) <= paper.width
+    shown = list(flow([paper.text(f"{usual} and contiguous, unless marked")], paper.width))
+    if fits:
+        shown += [lines[0], paper.rule(widest(lines))]
+    stage = ""
+    for row, mark, line in zip(rows, marks, lines[1:], strict=True):
+        if row.first.stage != stage:
+            stage = row.first.stage
+            shown.append(Text(stage, "bold"))
+        shown += [line] if fits else _flowing(row, mark, paper)
+        shown += _indented(paper.text(row.words), paper)
+        if source:
+            shown += _indented(Text(_sources(row), "dim"), paper)
+    return shown
+
+
+def _flowing(row: Row, mark: str, paper: Paper) -> list[Text]:
+    pieces = [
+        Text(f"{row.number}").append(" ").append_text(_shape(row.first, paper)),
+        _axes(row.first, paper),
+        Text(f"{row.parameters} param" if row.parameters else ""),
+        Text(f"{row.flops} FLOP" if row.flops else ""),
+        Text(row.memory),
+        Text(mark),
+    ]
+    return flow([piece for piece in pieces if piece.plain], paper.width, "   ")
+
+
+def _usual_dtype(rows: Sequence[Row]) -> str:
+    dtypes = [row.first.dtype for row in rows]
+    return max(dtypes, key=dtypes.count)
+
+
+def _indented(words: Text, paper: Paper) -> list[Text]:
+    """`words` on lines of their own, indented under their step."""
+    lines = flow([words], paper.width - 3)
+    return [Text("   ").append_text(line) for line in lines]
+
+
+# ── totals ───────────────────────────────────────────────────────────────────────────────────
+
+
+def _total_lines(steps: Sequence[Step], paper: Paper) -> list[Text]:
+    totals = totals_of(steps)
+    learned = sum(own_parameters(step) * step.item_bytes for step in steps)
+    facts = {
+        "parameters": f"{totals.parameters:,} ({human_bytes(learned)})",
+        "FLOP": f"{totals.matmul_flops:,} in matrix products (exact, a multiply-add is 2), "
+        f"~{totals.elementwise_flops:,} elementwise (an estimate)",
+        "activations": f"{human_bytes(totals.activation_bytes)} if every tensor is kept, "
+        "as training does",
+        "peak": f"{human_bytes(totals.peak_bytes)} at step {totals.peak_step} if each is freed "
+        "after its last reader; parameters come on top",
+    }
+    lines: list[Text] = []
+    for name, words in facts.items():
+        label = f"{name:13}" if paper.width >= 40 else f"{name}: "
+        piece = paper.text(label, "bold").append(words, "not bold")
+        lines += flow([piece], paper.width, " " * 13 if paper.width >= 40 else "  ")
+    return lines
+
+
+def _quadratic_lines(steps: Sequence[Step], sizes: Mapping[str, int], paper: Paper) -> list[Text]:
+    """What grows as T², at lengths that people ask about."""
+    found = quadratic(steps)
+    if not found or not {"Tq", "Tk"} <= set(sizes):
+        return []
+    table: list[list[str]] = [[f"{number} {step.name}"] for number, step in found]
+    products = [i for i, step in enumerate(steps, 1) if _is_quadratic_product(step)]
+    table += [["together"], [f"FLOP of {', '.join(map(str, products))}"]]
+    for n in LENGTHS.values():
+        there = [step.at({**sizes, "Tq": n, "Tk": n}) for step in steps]
+        needs = [step.nbytes for _, step in quadratic(there)]
+        column = [*map(human_bytes, needs), human_bytes(sum(needs))]
+        for line, cell in zip(table, [*column, human_count(quadratic_flops(there))], strict=True):
+            line.append(cell)
+    heads = ["grows as T²", *(f"T = {name}" for name in LENGTHS)]
+    lines = grid(
+        [notation(head, paper.ascii_only) for head in heads],
+        [[Text(cell) for cell in line] for line in table],
+        {1, 2, 3},
+    )
+    if widest(lines) <= paper.width:
+        return [Text(), lines[0], paper.rule(widest(lines)), *lines[1:]]
+    shown = [Text(), *flow([paper.text("grows as T²:", "bold")], paper.width)]
+    for line in table:
+        cells_ = [f"{name} {cell}" for name, cell in zip(LENGTHS, line[1:], strict=True)]
+        shown += flow([Text(part) for part in (line[0], *cells_)], paper.width, "  ")
+    return shown
+
+
+# ── layout ───────────────────────────────────────────────────────────────────────────────────
+
+
+def grid(
+    heads: Sequence[str], table: Sequence[Sequence[Text]], right: set[int], gap: int = 2
+) -> list[Text]:
+    """The header and the rows, each column as wide as its widest cell."""
+    lines = [[Text(head, "dim") for head in heads], *table]
+    widths = [max(cells(line[i].plain) for line in lines) for i in range(len(heads))]
+    return [_row(line, widths, right, gap) for line in lines]
+
+
+def _row(line: Sequence[Text], widths: Sequence[int], right: set[int], gap: int) -> Text:
+    made = Text()
+    for i, (cell, width) in enumerate(zip(line, widths, strict=True)):
+        space = " " * (width - cells(cell.plain))
+        made.append(" " * gap if i else "")
+        made.append(space if i in right else "").append_text(cell)
+        made.append("" if i in right else space)
+    made.rstrip()
+    return made
+
+
+def widest(lines: Iterable[Text]) -> int:
+    """Columns of the widest line."""
+    return max(cells(line.plain) for line in lines)
+
+
+# ── the heads ────────────────────────────────────────────────────────────────────────────────
+
+
+def print_heads(
+    result: AttentionResult,
+    sequence: int | None,
+    console: Console,
+    heads: Sequence[tuple[int, int]] | None = None,
+) -> None:
+    """Print the measures of each head on one sequence, or (None) on all of them together.
+
+    `heads` are (layer, head) pairs, from 0; None means all.
+    """
+    from attnviz.stats import MEASURES, measure, measure_all
+
+    paper = Paper.of(console)
+    sums = measure_all(result) if sequence is None else measure(result, sequence)
+    means = sums.result()
+    if heads is None:
+        heads = [(i, j) for i in range(result.n_layers) for j in range(result.n_heads)]
+    where = "all sequences" if sequence is None else f"sequence {sequence}"
+    rows = sorted({int(sums.rows[at]) for at in heads})
+    counted = " to ".join(f"{n:,}" for n in (rows[:1] + rows[1:][-1:]))
+    title = f"heads of {where}: means over {counted} query rows"
+    write(console, *flow([paper.text(title, "bold")], paper.width, "  "))
+    if rows in ([], [0]):
+        return
+    names = [name_of_head(result, at) for at in heads]
+    numbers = [[f"{means[measure_][at]:.3f}" for measure_ in MEASURES] for at in heads]
+    numbers = [["-" if number == "nan" else number for number in line] for line in numbers]
+    table = [
+        [Text(name, "bold"), *map(Text, line)] for name, line in zip(names, numbers, strict=True)
+    ]
+    lines = grid(["head", *MEASURES], table, {1, 2, 3, 4, 5})
+    if widest(lines) <= paper.width:
+        write(console, lines[0], paper.rule(widest(lines)), *lines[1:])
+    else:
+        for name, line in zip(names, numbers, strict=True):
+            pieces = [f"{m} {n}" for m, n in zip(MEASURES, line, strict=True)]
+            write(
+                console,
+                *flow([Text(f"head {name}", "bold"), *map(Text, pieces)], paper.width, "  "),
+            )
+    units = [Text(f"{name}: {unit}", "dim") for name, unit in MEASURES.items()]
+    write(console, *flow(units, min(paper.width, 100), "  "))
+
+
+def name_of_head(result: AttentionResult, at: tuple[int, int]) -> str:
+    """`3`, or `L1 H3` where there are several layers."""
+    layer, head = at
+    return f"L{layer} H{head}" if result.n_layers > 1 else str(head)
+
+
+# ── other forms ──────────────────────────────────────────────────────────────────────────────
+
+
+def trace_as_json(
+    steps: Sequence[Step],
+    *,
+    sizes: Mapping[str, int] | None = None,
+    config: Mapping[str, Any] | None = None,
+) -> dict[str, Any]:
+    """The trace as one JSON document, version 1; its schema is `shapes.schema.json`, beside this.
+
+    Numbers are exact. `reads` has the numbers of the steps that a step reads.
+    """
+    from attnviz import __version__
+
+    totals = totals_of(steps)
+    sizes = sizes_of(steps) if sizes is None else sizes
+    return {
+        "format": FORMAT,
+        "version": VERSION,
+        "attnviz": __version__,
+        **({} if config is None else {"config": dict(config)}),
+        "sizes": dict(sizes),
+        "steps": [
+            {
+                "number": i,
+                "name": step.name,
+                "stage": step.stage,
+                "words": step.words,
+                "axes": list(step.axes),
+                "shape": list(step.shape),
+                "dtype": step.dtype,
+                "parameters": [
+                    {"name": name, "axes": list(axes), "shape": list(shape)}
+                    for name, axes, shape in step.parameters
+                ],
+                "n_parameters": own_parameters(step),
+                "matmul_flops": step.matmul_flops,
+                "elementwise_flops": step.elementwise_flops,
+                "bytes": step.nbytes,
+                "view": step.is_view,
+                "contiguous": step.is_contiguous,
+                "reads": [j + 1 for j in read],
+                "source": step.source,
+            }
+            for i, (step, read) in enumerate(zip(steps, reads(steps), strict=True), 1)
+        ],
+        "totals": {
+            "parameters": totals.parameters,
+            "matmul_flops": totals.matmul_flops,
+            "elementwise_flops": totals.elementwise_flops,
+            "activation_bytes": totals.activation_bytes,
+            "peak_bytes": totals.peak_bytes,
+            "peak_step": totals.peak_step,
+        },
+        "quadratic": {
+            "steps": [number for number, _ in quadratic(steps)],
+            "at": [_at_length(steps, sizes, n) for n in LENGTHS.values()],
+        },
+    }
+
+
+def _at_length(steps: Sequence[Step], sizes: Mapping[str, int], n: int) -> dict[str, int]:
+    there = [step.at({**sizes, "Tq": n, "Tk": n}) for step in steps]
+    return {
+        "tokens": n,
+        "bytes": sum(step.nbytes for _, step in quadratic(there)),
+        "matmul_flops": quadratic_flops(there),
+    }
+
+
+def trace_as_markdown(
+    steps: Sequence[Step], *, expand: bool = False, cross: bool = False, source: bool = False
+) -> str:
+    """The table in GitHub's Markdown."""
+    rows = rows_of(steps, expand, cross)
+    heads, table = _full_cells(rows, Paper(10**6, ascii_only=False), source)
+    heads = [*heads, "what happens"]
+    lines = [
+        [*(cell.plain for cell in line), row.words] for line, row in zip(table, rows, strict=True)
+    ]
+    rule = ["---:" if i in FULL_RIGHT else "---" for i in range(len(heads))]
+    escaped = [[cell.replace("|", "\\|") for cell in line] for line in (heads, rule, *lines)]
+    return "".join(f"| {' | '.join(line)} |\n" for line in escaped)
+
+
+def trace_as_mermaid(steps: Sequence[Step]) -> str:
+    """The trace as a Mermaid flowchart: a box a step, an arrow from each tensor it reads."""
+    lines = ["flowchart TD"]
+    stages = list(dict.fromkeys(step.stage for step in steps))
+    for at, stage in enumerate(stages):
+        lines.append(f'  subgraph stage{at} ["{stage}"]')
+        for i, step in enumerate(steps, 1):
+            if step.stage == stage:
+                shape = "×".join(map(str, step.shape))
+                lines.append(f'    s{i}["{i} {step.name}<br/>{" ".join(step.axes)}<br/>{shape}"]')
+        lines.append("  end")
+    for i, read in enumerate(reads(steps), 1):
+        lines += [f"  s{j + 1} --> s{i}" for j in read]
+    return "\n".join(lines) + "\n"
