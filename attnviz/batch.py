@@ -285,6 +285,12 @@ def make_vocabulary(sequences: Iterable[Tokens]) -> Tokens:
     return tuple(dict.fromkeys([*SPECIAL_TOKENS, *(t for tokens in sequences for t in tokens)]))
 
 
+def require_tokens(sequences: Sequence[Tokens]) -> None:
+    """Raise `InputError` when there is no token in any sequence."""
+    if not any(sequences):
+        raise InputError("there are no tokens: every sequence is empty or all padding; give a text")
+
+
 def make_batch(
     sequences: Sequence[Tokens],
     vocabulary: Tokens | None = None,
@@ -295,9 +301,8 @@ def make_batch(
 
     Raises `InputError` when there is no token at all, or when `pad_to` is shorter than a sequence.
     """
-    longest = max(map(len, sequences), default=0)
-    if longest == 0:
-        raise InputError("there are no tokens: every sequence is empty or all padding; give a text")
+    require_tokens(sequences)
+    longest = max(map(len, sequences))
     if pad_to is not None and pad_to < longest:
         raise InputError(
             f"--pad-to {pad_to} is shorter than the longest sequence, {longest} tokens"

@@ -52,6 +52,7 @@ def read_sequences(flags: InputFlags) -> Sequences:
     notices = [notice for reading in readings for notice in reading.notices]
     if keys is not None:
         notices += keys.notices
+    batches.require_tokens(queries)
     key_sequences = None if keys is None else _matched(keys.sequences, len(queries))
     return Sequences(queries, key_sequences, tuple(notices))
 

@@ -261,7 +261,7 @@ def _save(place: Path, kind: str, done: Run) -> None:
 
 
 def _summary(names: Sequence[str]) -> str:
-    return names[0] if len(names) == 1 else f"{names[0]} … {names[-1]} ({len(names)} files)"
+    return f"{names[0]} … {names[-1]} ({len(names)} files)"
 
 
 def _kept(keep: str | None) -> tuple[str, ...]:
