@@ -194,6 +194,11 @@ def test_a_name_with_control_characters_is_shown_escaped(
         (RuntimeError("first line\nsecond"), 1, "first line"),
         (RuntimeError(), 1, "RuntimeError"),
         (OSError(28, "No space left on device", "x.png"), 1, "x.png: No space left on device"),
+        (
+            KeyError("x"),
+            1,
+            "KeyError: 'x' (a bug in attnviz; ATTNVIZ_TRACEBACK=1 shows where)",
+        ),
         (KeyboardInterrupt(), 130, "stopped; no file was left half written"),
     ],
 )
@@ -263,3 +268,14 @@ def test_the_messages_survive_any_encoding() -> None:
 def test_json_that_is_one_text() -> None:
     Path("text.json").write_text(json.dumps("one two"))
     assert call(["shapes", "--file", "text.json"]) == 0
+
+
+def test_a_bug_can_show_its_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Command:
+        def main(self, *_: object, **__: object) -> None:
+            raise KeyError("x")
+
+    monkeypatch.setattr(program.typer.main, "get_command", lambda app: Command())
+    monkeypatch.setenv("ATTNVIZ_TRACEBACK", "1")
+    with pytest.raises(KeyError):
+        call(["run"])

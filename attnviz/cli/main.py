@@ -90,6 +90,12 @@ def call(arguments: list[str] | None = None) -> int:
     except RuntimeError as error:  # torch's name for most failures; its text can run to many lines
         first = str(error).strip().splitlines() or [type(error).__name__]
         return _fail(first[0], 1)
+    except Exception as error:
+        if os.environ.get("ATTNVIZ_TRACEBACK"):
+            raise
+        kind = type(error).__name__
+        hint = "a bug in attnviz; ATTNVIZ_TRACEBACK=1 shows where"
+        return _fail(f"{kind}: {error} ({hint})", 1)
 
 
 def _fail(message: str, code: int) -> int:
