@@ -156,10 +156,12 @@ class Step:
         """The same step with other sizes: every axis is looked up by its name."""
         shape = tuple(axis_size(axis, sizes) for axis in self.axes)
         strided = [i for i in self.stride_order if shape[i] > 1]  # an axis of length 1 never steps
+        # axes in their own order, and yet not contiguous: a slice of something wider
+        sliced = not self.is_contiguous and list(self.stride_order) == sorted(self.stride_order)
         return replace(
             self,
             shape=shape,
-            is_contiguous=strided == sorted(strided),
+            is_contiguous=not sliced and strided == sorted(strided),
             summed=axis_size(self.sums_over, sizes) if self.sums_over else 0,
             parameters=tuple(
                 (name, axes, tuple(axis_size(axis, sizes) for axis in axes))
