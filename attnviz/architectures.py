@@ -122,7 +122,7 @@ class Architecture:
     def cache(
         self, length: int, dtype: str, batch: int = 1, source_length: int | None = None
     ) -> tuple[CacheRow, ...]:
-        """What `length` tokens of each of `batch` sequences keep, for each kind that keeps anything.
+        """What `length` tokens of each of `batch` sequences keep, kind by kind.
 
         A sliding layer never holds more than its window. Cross layers hold the `source_length`
         tokens of the other text (`length` when left out).

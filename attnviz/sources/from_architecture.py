@@ -1,6 +1,6 @@
-"""The steps of a real architecture's attention, from a small layer of that kind that really runs.
+"""The steps of a real architecture's attention, from a small layer of its kind that really runs.
 
-As in `from_config.shadow_steps`, every axis has a size that no other one shares; each tensor's shape
+As in `from_config.shadow_steps`, every axis has a size that no other one shares; a tensor's shape
 then names its axes, and `Step.at` puts the architecture's own sizes in.
 """
 
@@ -130,7 +130,7 @@ class ArchitectureLayer(nn.Module):
             self.bias_table = nn.Embedding(sizes["V"], self.heads)
 
     def forward(self, x: Tensor, y: Tensor, allowed: Tensor, tap: Tap = ignore) -> Tensor:
-        """The layer's output `[B Tq d_model]` for queries `x` `[B Tq d_model]`, keys `y` `[B Tk d_model]`.
+        """Output `[B Tq d_model]` of queries from `x` `[B Tq d_model]`, keys from `y` `[B Tk d_model]`.
 
         `allowed`: bool, broadcastable to `[B H Tq Tk]`; True lets a query see a key.
         """
@@ -144,11 +144,11 @@ class ArchitectureLayer(nn.Module):
             y = y if self.kind.role == "cross" else self.norm(y)
 
         q, k, v = self._project(x, y, hkv, tap)
-        q = q.unflatten(-1, (self.heads, self.d_k)).transpose(1, 2)
+        q = q.view(*q.shape[:-1], self.heads, self.d_k).transpose(1, 2)
         tap("q", "B H Tq d_k", q)
-        k = k.unflatten(-1, (self.kv_heads, self.d_k)).transpose(1, 2)
+        k = k.view(*k.shape[:-1], self.kv_heads, self.d_k).transpose(1, 2)
         tap("k", f"B {hkv} Tk d_k", k)
-        v = v.unflatten(-1, (self.kv_heads, self.d_v)).transpose(1, 2)
+        v = v.view(*v.shape[:-1], self.kv_heads, self.d_v).transpose(1, 2)
         tap("v", f"B {hkv} Tk d_v", v)
         if architecture.qk_norm:
             q, k = self.norm_q(q), self.norm_k(k)
@@ -188,8 +188,9 @@ class ArchitectureLayer(nn.Module):
             # x and y are one tensor in truth, so one matrix product makes all; rows of both
             # laid end to end keep it so, and keep what follows a view
             made = self.w_qkv(torch.cat([x.flatten(0, 1), y.flatten(0, 1)]))
-            of_x = made[: x.shape[:2].numel()].unflatten(0, x.shape[:2])
-            of_y = made[x.shape[:2].numel() :].unflatten(0, y.shape[:2])
+            rows = x.shape[0] * x.shape[1]
+            of_x = made[:rows].view(*x.shape[:2], -1)
+            of_y = made[rows:].view(*y.shape[:2], -1)
             tap("qkv", "B Tq d_qkv", of_x, module=self.w_qkv, sums_over="d_model")
             q = of_x.split(self.widths, -1)[0]
             _, k, v = of_y.split(self.widths, -1)
@@ -232,7 +233,7 @@ class ArchitectureLayer(nn.Module):
 
 
 def rotated(x: Tensor) -> Tensor:
-    """Rotary positions: the pair (i, i + d_k/2) turned by position · 10000^(-2i/d_k) (Su et al. 2021).
+    """Rotary positions (Su et al. 2021): pair (i, i + d_k/2) turned by position · 10000^(-2i/d_k).
 
     `x` is `[B H T d_k]`, d_k even. Architectures differ in the base, and in how many numbers of a
     head are turned; neither changes a shape.
