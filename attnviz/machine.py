@@ -2,31 +2,74 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 from attnviz.errors import InputError
 
-CGROUP = Path("/sys/fs/cgroup")
+CGROUPS = Path("/sys/fs/cgroup")
+OWN_CGROUPS = Path("/proc/self/cgroup")
+
+LIMITS = (
+    ("memory.max", "memory.current", "inactive_file"),
+    ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
+)
+"""Files of a control group, version 2 and 1: the limit, what is used, and the entry of
+`memory.stat` for the part of it that is only cache."""
 
 
-def free_memory(cgroup: Path = CGROUP) -> int:
-    """Bytes that this process can still take: the machine's, or its container's where less."""
+def free_memory(cgroups: Path = CGROUPS, own: Path = OWN_CGROUPS) -> int:
+    """Bytes that this process can still take: the machine's, or its container's where less.
+
+    Containers and cluster jobs are limited by control groups (Linux); where there are none, the
+    machine alone counts.
+    """
     import psutil
 
-    free = int(psutil.virtual_memory().available)
-    for limit, used in (
-        ("memory.max", "memory.current"),
-        ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes"),
-    ):
-        try:
-            free = min(free, int((cgroup / limit).read_text()) - int((cgroup / used).read_text()))
-        except (OSError, ValueError):  # no such control group, or "max": no limit
+    free = [int(psutil.virtual_memory().available)]
+    for folder in _control_groups(cgroups, own):
+        for limit, used, cache in LIMITS:
+            try:
+                taken = int((folder / used).read_text()) - _cached(folder, cache)
+                free.append(int((folder / limit).read_text()) - taken)
+            except (OSError, ValueError):  # not of this version, or "max": no limit
+                continue
+    return max(0, min(free))
+
+
+def _control_groups(cgroups: Path, own: Path) -> Iterator[Path]:
+    """The folders of this process's memory control groups, with all that contain them.
+
+    A line of `own` is `number:controllers:path`; version 2 names no controllers, version 1 has a
+    tree for each.
+    """
+    yield cgroups
+    yield cgroups / "memory"
+    try:
+        lines = own.read_text().splitlines()
+    except OSError:
+        return
+    for line in lines:
+        _, controllers, path = line.split(":", 2)
+        if controllers and "memory" not in controllers.split(","):
             continue
-    return max(free, 0)
+        root = cgroups / "memory" if controllers else cgroups
+        parts = [part for part in path.split("/") if part]
+        if ".." not in parts:  # otherwise it lies outside of what this container is shown
+            yield from (root.joinpath(*parts[:n]) for n in range(1, len(parts) + 1))
+
+
+def _cached(folder: Path, entry: str) -> int:
+    """Bytes that the kernel would give back when asked: file contents not used of late."""
+    for line in (folder / "memory.stat").read_text().splitlines():
+        name, _, number = line.partition(" ")
+        if name == entry:
+            return int(number)
+    return 0
 
 
 def require_memory(needed: int, what: str, instead: str) -> None:
-    """Raise `InputError` when `needed` bytes are not free; it says what needs them, and `instead`."""
+    """Raise `InputError` when `needed` bytes are not free: what needs them, and what to do."""
     free = free_memory()
     if needed > free:
         raise InputError(
@@ -39,7 +82,7 @@ def human_bytes(n: int) -> str:
     """`n` bytes to three digits, in steps of 1024: 999 B, 1.5 KiB, 64 GiB."""
     size = float(n)
     for unit in ("B", "KiB", "MiB", "GiB", "TiB", "PiB"):
-        if size < 1000 or unit == "PiB":
+        if size < 999.5 or unit == "PiB":
             break
         size /= 1024
-    return f"{size:.3g} {unit}" if size < 1000 else f"{size:.0f} {unit}"
+    return f"{size:.3g} {unit}" if size < 999.5 else f"{size:.0f} {unit}"

@@ -49,7 +49,7 @@ def from_config(
     """
     require_device(config.device)
     source = queries if keys is None else keys
-    require_run_memory(config, queries.size, queries.width, source.width)
+    require_run_memory(config, queries.size, queries.width, source.width, len(queries.vocabulary))
     recorder = Recorder(
         {
             "B": queries.size,
@@ -154,22 +154,32 @@ def require_device(device: str) -> None:
         )
 
 
-def require_run_memory(config: AttentionConfig, batch: int, queries: int, keys: int) -> None:
-    """Raise `InputError` when the layer and its maps would not fit; nothing has been made yet."""
-    item = DTYPES[config.dtype]
-    cells = batch * config.n_heads * queries * keys
-    # products, scores, masked scores and weights live at once; `allowed` and one copy to draw
-    maps = cells * (4 * item + 4) + 2 * batch * queries * keys
-    flow = (
-        batch
-        * (queries + keys)
-        * (4 * config.d_model + 4 * config.n_heads * (config.d_k + config.d_v))
-    )
-    # the largest matrix is drawn in float64 before it is rounded to its dtype
-    largest = config.d_model * config.n_heads * max(config.d_k, config.d_v)
-    layer = config.n_parameters * 8 + 2 * largest * 8
+def require_run_memory(
+    config: AttentionConfig, batch: int, queries: int, keys: int, vocabulary: int = 0
+) -> None:
+    """Raise `InputError` when the run would not fit in memory; nothing has been made yet.
+
+    What is counted is the peak of all tensors that are alive together, on the way from the layer's
+    first parameter to its output.
+    """
+    item, d_model = DTYPES[config.dtype], config.d_model
+    n_q, n_k, cells = batch * queries, batch * keys, batch * config.n_heads * queries * keys
+    of_keys, of_values = config.n_heads * config.d_k, config.n_heads * config.d_v
+    layer, table = config.n_parameters, vocabulary * d_model
+    largest = d_model * max(of_keys, of_values)
+
+    # parameters are drawn in float64, then rounded one after the other
+    making = max(layer * 8 + largest * item, layer * item + table * (8 + item))
+    held = (layer + table + n_q * d_model + n_k * d_model) * item + 24 * (n_q + n_k)
+    # angles, sines and cosines, and both together, in float64
+    embedding = max(n_q, n_k) * d_model * (20 + item)
+    # products, scores, masked scores, softmax, weights; the masks; q, k, v, copies; context
+    projected = (n_q * of_keys + n_k * (of_keys + of_values)) * item
+    attending = cells * (5 * item + 4) + 2 * projected + n_q * of_values * item
+    # weights and scores, context, merged, projected, residual, output, and their transients
+    after = 2 * cells * item + projected + n_q * (2 * of_values + 4 * d_model) * item
     require_memory(
-        maps + flow * item + layer,
+        max(making, held + max(embedding, attending, after)),
         f"attention for {batch} × {config.n_heads} heads × {queries} queries × {keys} keys, "
         f"d_model {config.d_model}, in {config.dtype}",
         "give a shorter text, fewer heads or smaller sizes (attnviz shapes answers for any size)",
