@@ -134,10 +134,10 @@ def fit(text: str, width: int, right: bool = False, ascii_only: bool = False) ->
 def start(text: str, limit: int, backwards: bool = False) -> str:
     """As many whole characters of the start (or the end) as `limit` columns hold."""
     near = (limit + 1) * (2 * LONGEST_STACK + 2)  # what is further away cannot be reached
-    characters = _characters(text[-near:] if backwards else text[:near])
+    whole = characters(text[-near:] if backwards else text[:near])
     taken: list[str] = []
     used = 0
-    for c in reversed(characters) if backwards else characters:
+    for c in reversed(whole) if backwards else whole:
         used += cells(c)
         if used > limit:
             break
@@ -145,7 +145,7 @@ def start(text: str, limit: int, backwards: bool = False) -> str:
     return "".join(reversed(taken) if backwards else taken)
 
 
-def _characters(text: str) -> list[str]:
+def characters(text: str) -> list[str]:
     """User-perceived characters (extended grapheme clusters, UAX #29)."""
     if text.isascii():
         return list(text)
