@@ -1,0 +1,406 @@
+"""One interactive page: a single HTML file that needs no network, no server and no other file.
+
+The page's parts are plain files in `page_files/`: one HTML template, one style sheet, and small ES
+modules. A page that is opened from disk cannot import modules that lie beside it, so they are
+joined when the page is written, by one rule (`join_modules`). Nothing else is built.
+
+Numbers go into the file as follows.
+
+- Each head's weights are whole numbers, compressed with zlib and written in base64, one head a line,
+  in the order sequence, head. 0 is exactly 0; 1 … n + 1 stand for `low + (number - 1) · step`, with
+  `low` and `step` a head's own and n steps a head; the largest number there is stands for what is not
+  a number. A weight that rounds to nothing is 1, not 0. A number takes one byte; where the page is
+  small all the same, two, the lower first.
+- Each different mask is one bit a cell, rows first, highest bit first, compressed in the same way.
+- Everything else is one JSON object.
+"""
+
+from __future__ import annotations
+
+import json
+import platform
+import re
+import sys
+import zlib
+from base64 import b64encode
+from bisect import bisect_left
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from hashlib import sha256
+from importlib import metadata, resources
+from math import isfinite
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from attnviz.result import AttentionResult
+from attnviz.stats import MEASURES, measure
+from attnviz.trace import Step
+
+MODULES = (
+    "tokens",
+    "colours",
+    "run",
+    "state",
+    "scene",
+    "parts",
+    "matrix",
+    "head",
+    "lines",
+    "text",
+    "trace",
+    "main",
+)
+"""The page's modules; each imports only those before it."""
+
+FINEST, SHARPEST = 2**16 - 3, 2**8 - 3
+"""Steps between a head's smallest and largest weight: as many as two bytes hold, and one."""
+
+FINE_CELLS = 2**18
+"""Up to so many weights, each takes two bytes: half a megabyte, and exact to the sixth digit."""
+
+WEIGHTS_BUDGET = 9_200_000
+"""Characters of weights in one file, so that 144 heads of 512 tokens stay below 10 MB. Where they
+would be more, steps are made coarser, and the page says how coarse."""
+
+LARGE_PAGE = 30_000_000
+"""Bytes from which on a browser is felt to wait."""
+
+Codes = npt.NDArray[np.uint8] | npt.NDArray[np.uint16]
+
+
+def write_page(
+    result: AttentionResult,
+    path: Path,
+    *,
+    heads: Sequence[tuple[int, int]] | None = None,
+    steps: Sequence[Step] = (),
+    command: str = "",
+    sequences: Sequence[int] | None = None,
+) -> list[str]:
+    """Write `result` as one interactive page to `path`, and return remarks for the person.
+
+    `heads` are (layer, head) pairs, `sequences` indices into the batch; None means all. `steps` is
+    the trace of the run, `command` the line that made it; both are shown as they are. The same
+    input gives the same bytes.
+    """
+    chosen = list(heads) if heads is not None else _all_heads(result)
+    rows = list(sequences) if sequences is not None else list(range(result.batch_size))
+    steps_per_head = _levels(result, rows, chosen)
+    weights = [_encode(_weights(result, s, h), steps_per_head) for s in rows for h in chosen]
+    masks, mask_of = _masks(result, rows, chosen)
+    error = max((w.error for w in weights), default=0.0)
+    document = {
+        "source": result.source,
+        "trained": result.trained,
+        "masks": list(result.masks),
+        "config": [[str(key), _shown(value)] for key, value in result.config.items()],
+        "command": command,
+        "versions": _versions(),
+        "heads": [list(head) for head in chosen],
+        "layers": result.n_layers,
+        "headsPerLayer": result.n_heads,
+        "cross": result.is_cross,
+        "queries": result.attention.shape[3],
+        "keys": result.attention.shape[4],
+        "measures": MEASURES,
+        "sequences": [
+            _sequence(result, s, chosen, mask_of[i], weights[i * len(chosen) :])
+            for i, s in enumerate(rows)
+        ],
+        "error": error,
+        "levels": steps_per_head + 1,
+        "wide": steps_per_head > SHARPEST,
+        "steps": [_step(step) for step in steps],
+    }
+    page = _assemble(document, [w.line for w in weights], masks)
+    path.write_bytes(page)
+    notices = []
+    if steps_per_head < SHARPEST:
+        notices.append(
+            f"weights on the page have {steps_per_head + 1} levels a head to keep it small: "
+            f"the largest error is {error:.2g}; --heads and --sequences choose fewer, and sharper"
+        )
+    if len(page) > LARGE_PAGE:
+        notices.append(
+            f"the page has {len(page) / 1e6:.0f} MB and opens slowly; "
+            "--heads and --sequences make it smaller"
+        )
+    return notices
+
+
+# ── weights as bytes ─────────────────────────────────────────────────────────────────────────
+
+
+@dataclass(frozen=True)
+class EncodedHead:
+    """One head on the page: weights are `low + (byte - 1) · step`, wrong by at most `error`."""
+
+    line: str
+    low: float
+    step: float
+    error: float
+
+
+def quantise(weights: npt.NDArray[Any], steps: int) -> tuple[Codes, float, float, float]:
+    """`(numbers, low, step, largest error)` of one head's weights `[Tq Tk]`; see the module's text.
+
+    Zero stays exactly zero, whatever `low` is. The numbers are uint8 where `steps` allows it, else
+    uint16.
+    """
+    kind = np.uint8 if steps <= SHARPEST else np.uint16
+    values = weights if weights.dtype == np.float64 else weights.astype(np.float32, copy=False)
+    low, high = float(values.min(initial=0.0)), float(values.max(initial=0.0))
+    broken = None
+    if not isfinite(high - low):
+        broken = ~np.isfinite(values)
+        values = np.where(broken, 0, values)
+        low, high = float(values.min(initial=0.0)), float(values.max(initial=0.0))
+    if steps > SHARPEST or high - low < 1e-30:  # float32 has no digits to spare, or is too coarse
+        values = values.astype(np.float64)
+    step = (high - low) / steps
+    if step < 1e-300:  # all zero, or nearly
+        codes = (values != 0).astype(kind)
+        low, step, error = 0.0, 0.0, high - low
+    else:
+        scaled = (values - values.dtype.type(low)) * values.dtype.type(1 / step)
+        nearest = np.rint(scaled)
+        codes = (nearest + 1).astype(kind)
+        codes[values == 0] = 0
+        error = float(np.abs(scaled - nearest).max(initial=0.0)) * step
+        # rounding in float32 on the way here, so that what is said still holds
+        error += 4 * float(np.finfo(values.dtype).eps) * max(high, -low)
+    if broken is not None:
+        codes[broken] = np.iinfo(kind).max
+    return codes, low, step, error
+
+
+def _encode(weights: npt.NDArray[Any], steps: int) -> EncodedHead:
+    codes, low, step, error = quantise(weights, steps)
+    return EncodedHead(_packed(codes), low, step, error)
+
+
+def _packed(data: Codes) -> str:
+    """Little-endian bytes, compressed, in base64."""
+    little = data.astype(data.dtype.newbyteorder("<"), copy=False)
+    return b64encode(zlib.compress(np.ascontiguousarray(little), 6)).decode("ascii")
+
+
+def _levels(
+    result: AttentionResult, rows: Sequence[int], heads: Sequence[tuple[int, int]]
+) -> int:
+    """How many steps a head's weights get: the most that fit into the budget.
+
+    Coarser steps are tried on every sixteenth row of each head, by bisection.
+    """
+    n_rows = result.attention.shape[3]
+    cells = len(rows) * len(heads) * n_rows * result.attention.shape[4]
+    if cells <= FINE_CELLS:
+        return FINEST
+    if cells * 4 / 3 <= WEIGHTS_BUDGET:
+        return SHARPEST
+    every = 16 if n_rows >= 256 else 1
+    samples = [_weights(result, s, h)[every // 2 :: every] for s in rows for h in heads]
+    share = sum(len(sample) for sample in samples) / (len(samples) * n_rows)
+
+    def fits(steps: int) -> bool:
+        sampled = sum(len(_encode(sample, steps).line) for sample in samples)
+        return sampled * 1.02 <= WEIGHTS_BUDGET * share
+
+    ladder = [round(SHARPEST / 2 ** (rung / 4)) for rung in range(17)]  # 253, 213, …, 16
+    return ladder[min(bisect_left(ladder, True, key=fits), len(ladder) - 1)]
+
+
+def _weights(result: AttentionResult, sequence: int, head: tuple[int, int]) -> npt.NDArray[Any]:
+    return np.asarray(result.attention[head[0], sequence, head[1]])
+
+
+def _all_heads(result: AttentionResult) -> list[tuple[int, int]]:
+    return [(layer, head) for layer in range(result.n_layers) for head in range(result.n_heads)]
+
+
+# ── masks as bits ────────────────────────────────────────────────────────────────────────────
+
+
+def _masks(
+    result: AttentionResult, rows: Sequence[int], heads: Sequence[tuple[int, int]]
+) -> tuple[list[str], list[list[int]]]:
+    """The different masks, packed, and for each sequence each head's: an index, -1 for no mask."""
+    lines: dict[bytes, int] = {}
+    per_head = result.allowed.shape[2] > 1
+    found: dict[tuple[int, int, int], int] = {}
+    mask_of = []
+    for s in rows:
+        row = []
+        for layer, head in heads:
+            place = (layer, s, head if per_head else 0)
+            if place not in found:
+                mask = result.allowed[place]
+                bits = np.packbits(mask).tobytes()
+                found[place] = -1 if mask.all() else lines.setdefault(bits, len(lines))
+            row.append(found[place])
+        mask_of.append(row)
+    return [_packed(np.frombuffer(bits, dtype=np.uint8)) for bits in lines], mask_of
+
+
+# ── everything else as JSON ──────────────────────────────────────────────────────────────────
+
+
+def _sequence(
+    result: AttentionResult,
+    s: int,
+    heads: Sequence[tuple[int, int]],
+    masks: list[int],
+    weights: Sequence[EncodedHead],
+) -> dict[str, Any]:
+    measures = _measures(result, s)
+    own = weights[: len(heads)]
+    return {
+        "index": s,
+        "queryTokens": list(result.query_tokens[s]),
+        "keyTokens": list(result.key_tokens[s]) if result.is_cross else None,
+        "queryReal": _real(result.query_valid[s]),
+        "keyReal": _real(result.key_valid[s]),
+        "masks": masks,
+        "low": [w.low for w in own],
+        "step": [w.step for w in own],
+        "largest": [_largest(result, s, head) for head in heads],
+        "measures": {
+            name: [_number(values[layer, head]) for layer, head in heads]
+            for name, values in measures.items()
+        },
+    }
+
+
+def _measures(result: AttentionResult, s: int) -> dict[str, npt.NDArray[np.float64]]:
+    """Layer by layer: a layer's arrays stay in the processor's cache, all layers' do not."""
+    parts = [
+        measure(
+            replace(result, attention=result.attention[i : i + 1], allowed=result.allowed[i : i + 1]),
+            s,
+        ).result()
+        for i in range(result.n_layers)
+    ]
+    return {name: np.concatenate([part[name] for part in parts]) for name in MEASURES}
+
+
+def _largest(result: AttentionResult, s: int, head: tuple[int, int]) -> float:
+    """The largest weight that is shown: of real tokens, where the mask lets a query look."""
+    (q, q_end), (k, k_end) = _real(result.query_valid[s]), _real(result.key_valid[s])
+    weights = _weights(result, s, head)[q:q_end, k:k_end]
+    mask = result.allowed[head[0], s, head[1] if result.allowed.shape[2] > 1 else 0]
+    shown = mask[q:q_end, k:k_end]
+    top = float(np.max(weights, where=shown, initial=0.0))
+    if isfinite(top):
+        return top
+    return float(np.max(weights, where=shown & np.isfinite(weights), initial=0.0))
+
+
+def _real(valid: npt.NDArray[np.bool_]) -> list[int]:
+    """The real tokens stand together: [first, one past the last]."""
+    places = np.flatnonzero(valid)
+    return [int(places[0]), int(places[-1]) + 1] if len(places) else [0, 0]
+
+
+def _step(step: Step) -> dict[str, Any]:
+    return {
+        "name": step.name,
+        "stage": step.stage,
+        "words": step.words,
+        "axes": list(step.axes),
+        "shape": list(step.shape),
+        "dtype": step.dtype,
+        "isView": step.is_view,
+        "isContiguous": step.is_contiguous,
+        "nbytes": step.nbytes,
+        "parameters": [[name, list(axes), list(shape)] for name, axes, shape in step.parameters],
+        "matmulFlops": step.matmul_flops,
+        "elementwiseFlops": step.elementwise_flops,
+        "source": step.source,
+    }
+
+
+def _number(value: float) -> float | None:
+    return float(value) if isfinite(value) else None
+
+
+def _shown(value: object) -> str:
+    return value if isinstance(value, str) else json.dumps(value, default=str)
+
+
+def _versions() -> list[list[str]]:
+    """What drew the page. torch is asked for its version without being imported."""
+    from attnviz import __version__
+
+    return [
+        ["attnviz", __version__],
+        ["Python", platform.python_version()],
+        ["NumPy", np.__version__],
+        ["PyTorch", metadata.version("torch")],
+        ["zlib", zlib.ZLIB_RUNTIME_VERSION],
+        ["system", sys.platform],
+    ]
+
+
+# ── one file ─────────────────────────────────────────────────────────────────────────────────
+
+
+def join_modules(sources: Sequence[tuple[str, str]]) -> str:
+    """Turn `(name, source)` modules, in order, into one script.
+
+    The rule: `import * as NAME from "./NAME.js";` lines go, the word `export` goes, and the module
+    becomes `const NAME = (() => { …; return { what it exported }; })();`. So a name that a module
+    does not export stays its own, and `NAME.thing` means the same before and after.
+    """
+    return "\n".join(_module(name, source) for name, source in sources)
+
+
+def _module(name: str, source: str) -> str:
+    body = re.sub(r'^import \* as (\w+) from "\./\1\.js";\n', "", source, flags=re.M)
+    exported = re.findall(r"^export (?:async )?(?:function|const) (\w+)", body, flags=re.M)
+    body = re.sub(r"^export ", "", body, flags=re.M)
+    return (
+        f"// ── {name}.js ──\nconst {name} = (() => {{\n{body}"
+        f"return {{ {', '.join(exported)} }};\n}})();\n"
+    )
+
+
+def page_file(name: str) -> str:
+    """One of the page's own files, as text."""
+    return (resources.files("attnviz.render") / "page_files" / name).read_text(encoding="utf-8")
+
+
+def as_json(document: object) -> str:
+    """JSON that can stand inside a script element: no `<`, `>` or `&` is written as itself."""
+    text = json.dumps(document, separators=(",", ":"), allow_nan=False)
+    return text.replace("&", "\\u0026").replace("<", "\\u003c").replace(">", "\\u003e")
+
+
+def _assemble(document: object, weights: Sequence[str], masks: Sequence[str]) -> bytes:
+    style = page_file("page.css")
+    script = join_modules([(name, page_file(f"{name}.js")) for name in MODULES])
+    parts = {
+        "policy": (
+            f"default-src 'none'; script-src '{_hash(script)}'; style-src '{_hash(style)}'; "
+            "img-src data: blob:; base-uri 'none'; form-action 'none'"
+        ),
+        "style": style,
+        "script": script,
+        "run": as_json(document),
+        "weights": "\n".join(weights),
+        "masks": "\n".join(masks),
+    }
+    return "".join(_filled(page_file("page.html"), parts)).encode("utf-8")
+
+
+def _filled(template: str, parts: dict[str, str]) -> Iterator[str]:
+    """Put the parts in the places of `{{name}}`; what a part holds is not looked at again."""
+    for i, piece in enumerate(re.split(r"\{\{(\w+)\}\}", template)):
+        yield parts[piece] if i % 2 else piece
+
+
+def _hash(source: str) -> str:
+    """The name by which the policy lets one inline part run: of the text between its tags."""
+    return f"sha256-{b64encode(sha256(source.encode('utf-8')).digest()).decode('ascii')}"

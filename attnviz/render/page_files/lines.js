@@ -1,0 +1,253 @@
+// Lines: two columns of tokens, joined by lines as strong as their weights, in a colour for each head.
+
+import * as colours from "./colours.js";
+import * as run from "./run.js";
+import * as state from "./state.js";
+import * as scene from "./scene.js";
+import * as parts from "./parts.js";
+
+const { facts } = run;
+const { el } = parts;
+const MOST_LINES = 4000;
+const CHOSEN_AT_FIRST = 4;
+
+export function view(side) {
+  const chips = el("div", { class: "chips", role: "group", "aria-label": "Heads drawn" });
+  const threshold = el("input", { type: "range", id: "threshold", min: 0, max: 100 });
+  const thresholdText = el("output", { for: "threshold" });
+  const count = el("p", { class: "count" });
+  const controls = el("div", { class: "controls" }, chips,
+    el("label", { class: "range", "data-picture": "no" }, "Hide below", threshold, thresholdText), count);
+  const queries = column("queries", facts.cross ? "Queries: one text" : "Queries: each looks", "query");
+  const keys = column("keys", facts.cross ? "Keys: the other text" : "Keys: each is looked at", "key");
+  const canvas = el("canvas", { "aria-hidden": "true" });
+  const between = el("div", { class: "between" }, canvas);
+  const columns = el("div", { class: "columns" }, queries.root, between, keys.root);
+  const root = el("div", { class: "lines-view" }, controls, columns);
+
+  let heads = [];
+  let active = false; // whether one token is singled out
+  let shownFor = -1;
+
+  threshold.addEventListener("input", () => state.set({ threshold: Number(threshold.value) }));
+
+  // A column of tokens to choose from.
+  function column(which, title, name) {
+    const list = el("div", { class: "tokens", role: "listbox", tabindex: 0, "aria-label": title, "data-text": which });
+    const made = el("div", { class: `column ${which}` }, el("h3", {}, title), list);
+    let rows = [];
+    function fill(tokens, real) {
+      rows = tokens.map((token, i) => el("div", {
+        role: "option", id: `line-${which}-${i}`, "data-at": i, class: i < real[0] || i >= real[1] ? "padding" : "",
+      }, el("bdi", {}, parts.label(token, 22))));
+      list.replaceChildren(...rows);
+    }
+    function choose(at, more = {}) {
+      active = true;
+      state.set({ [name]: at, side: name === "query" ? "looks" : "seen", ...more });
+      paint();
+    }
+    list.addEventListener("pointermove", (event) => {
+      const at = event.target.closest("[data-at]")?.dataset.at;
+      if (at !== undefined && !state.state.pinned) choose(Number(at));
+    });
+    list.addEventListener("pointerleave", () => rest());
+    list.addEventListener("click", (event) => {
+      const at = event.target.closest("[data-at]")?.dataset.at;
+      if (at === undefined) return;
+      choose(Number(at), { pinned: !(state.state.pinned && Number(at) === state.state[name]) });
+    });
+    list.addEventListener("focus", () => { if (list.matches(":focus-visible")) choose(state.state[name]); });
+    list.addEventListener("blur", () => rest());
+    return { root: made, list, fill, rows: () => rows };
+  }
+
+  function rest() {
+    if (state.state.pinned || document.activeElement === queries.list || document.activeElement === keys.list) return;
+    active = false;
+    paint();
+  }
+
+  function layer() {
+    return facts.heads[state.state.head][0];
+  }
+
+  // The head numbers that are drawn: those chosen, else this head and a few beside it.
+  function chosen() {
+    const here = facts.heads.filter(([l]) => l === layer()).map(([, h]) => h);
+    const wanted = state.state.chosen?.filter((h) => here.includes(h));
+    if (wanted) return wanted;
+    const own = facts.heads[state.state.head][1];
+    const start = Math.max(0, Math.min(here.indexOf(own), here.length - CHOSEN_AT_FIRST));
+    return here.slice(start, start + CHOSEN_AT_FIRST);
+  }
+
+  function fillChips() {
+    const drawn = chosen();
+    const here = facts.heads.filter(([l]) => l === layer()).map(([, h]) => h);
+    const toggle = (h) => {
+      const next = drawn.includes(h) ? drawn.filter((d) => d !== h) : [...drawn, h].sort((a, b) => a - b);
+      state.set({ chosen: next });
+    };
+    const focused = chips.contains(document.activeElement) ? document.activeElement.dataset.chip : null;
+    chips.replaceChildren(
+      el("span", { class: "chips-name" }, facts.layers > 1 ? `Layer ${layer()}, heads` : "Heads"),
+      ...here.map((h) => {
+        const swatch = el("i", { class: "dot" });
+        swatch.style.backgroundColor = colours.headColour(h);
+        return el("button", {
+          type: "button", class: "chip", "data-chip": h, "aria-pressed": String(drawn.includes(h)), "aria-label": `head ${h}`,
+          "data-picture": drawn.includes(h) ? "yes" : "no", onclick: () => toggle(h),
+        }, swatch, String(h));
+      }),
+      el("button", { type: "button", class: "chip", "data-chip": "all", "data-picture": "no", onclick: () => state.set({ chosen: here }) }, "all"),
+      el("button", { type: "button", class: "chip", "data-chip": "none", "data-picture": "no", onclick: () => state.set({ chosen: [] }) }, "none"));
+    if (focused !== null) chips.querySelector(`[data-chip="${focused}"]`)?.focus();
+  }
+
+  // ── shapes ──
+
+  function isShown(q, k) {
+    if (!active) return true;
+    return state.state.side === "looks" ? q === state.state.query : k === state.state.key;
+  }
+
+  // The strongest lines, weakest first so that strong ones lie above; and how many there would be.
+  function strongest(top) {
+    const least = Math.max((state.state.threshold / 100) * top, 1e-12);
+    const found = [];
+    for (const head of heads) {
+      for (let q = head.firstQuery; q < head.endQuery; q++) {
+        if (head.rowLargest[q] < least || (active && state.state.side === "looks" && q !== state.state.query)) continue;
+        for (let k = head.firstKey; k < head.endKey; k++) {
+          if (!isShown(q, k) || !head.isAllowed(q, k)) continue;
+          const weight = head.weight(q, k);
+          if (weight >= least) found.push({ q, k, weight, head });
+        }
+      }
+    }
+    found.sort((a, b) => a.weight - b.weight);
+    return { lines: found.slice(-MOST_LINES), all: found.length };
+  }
+
+  function centre(row, frame) {
+    const box = row.getBoundingClientRect();
+    return box.top + box.height / 2 - frame.top;
+  }
+
+  let drawn = null;
+  function layoutLines() {
+    const top = Math.max(1e-12, ...heads.map((head) => head.largest));
+    drawn = { top, ...strongest(top) };
+  }
+
+  // All lines, or only those that cross what is seen of the canvas.
+  function items(all = false) {
+    const frame = canvas.getBoundingClientRect();
+    const rows = { q: queries.rows(), k: keys.rows() };
+    if (!rows.q.length || !rows.k.length) return [];
+    // Rows are equally high, so two of them say where all are.
+    const place = (list) => {
+      const first = centre(list[0], frame);
+      const step = list.length > 1 ? (centre(list.at(-1), frame) - first) / (list.length - 1) : 0;
+      return (i) => first + i * step;
+    };
+    const [yq, yk] = [place(rows.q), place(rows.k)];
+    const found = [];
+    for (const { q, k, weight, head } of drawn.lines) {
+      const [y0, y1] = [yq(q), yk(k)];
+      if (!all && (Math.max(y0, y1) < -4 || Math.min(y0, y1) > frame.height + 4)) continue;
+      const part = weight / drawn.top;
+      found.push({
+        kind: "curve", x0: 0, y0, x1: frame.width, y1, stroke: colours.headColour(head.head),
+        alpha: Math.round(1000 * Math.min(1, 0.08 + 0.92 * part)) / 1000, width: 1 + 2.2 * part,
+      });
+    }
+    return found;
+  }
+
+  function paintLines() {
+    if (!drawn) return;
+    const dots = devicePixelRatio || 1;
+    const [w, h] = [Math.round(canvas.clientWidth * dots), Math.round(canvas.clientHeight * dots)];
+    if (canvas.width !== w || canvas.height !== h) [canvas.width, canvas.height] = [w, h];
+    const context = canvas.getContext("2d");
+    context.setTransform(dots, 0, 0, dots, 0, 0);
+    context.clearRect(0, 0, canvas.clientWidth, canvas.clientHeight);
+    scene.paint(context, items());
+  }
+
+  canvas.scene = () => items(true);
+
+  // Beside the lines, each token that is reached gets a stripe for each head, as strong as its weight.
+  function stripes() {
+    const looking = state.state.side === "looks";
+    const mark = (rows, isChosen, weightOf) => rows.forEach((row, i) => {
+      row.setAttribute("aria-selected", String(isChosen(i)));
+      row.classList.toggle("chosen", active && isChosen(i));
+      const parts = active && weightOf ? heads.map((head) => weightOf(head, i)) : [];
+      if (!parts.some((part) => part > 0)) {
+        row.style.backgroundImage = "";
+        return;
+      }
+      const stops = parts.flatMap((part, j) => {
+        const colour = `color-mix(in srgb, ${colours.headColour(heads[j].head)} ${Math.round(35 * Math.min(1, part))}%, transparent)`;
+        return [`${colour} ${(100 * j) / parts.length}%`, `${colour} ${(100 * (j + 1)) / parts.length}%`];
+      });
+      row.style.backgroundImage = `linear-gradient(90deg, ${stops.join(", ")})`;
+    });
+    const { query, key } = state.state;
+    const weight = (head, q, k) => (head.shows(q, k) ? head.weight(q, k) / drawn.top : 0);
+    mark(queries.rows(), (i) => i === query, looking ? null : (head, i) => weight(head, i, key));
+    mark(keys.rows(), (i) => i === key, looking ? (head, i) => weight(head, query, i) : null);
+    queries.list.setAttribute("aria-activedescendant", `line-queries-${query}`);
+    keys.list.setAttribute("aria-activedescendant", `line-keys-${key}`);
+  }
+
+  function paint() {
+    if (!heads.length) {
+      drawn = { top: 1, lines: [], all: 0 };
+      count.textContent = "no head chosen";
+    } else {
+      layoutLines();
+      const { lines, all } = drawn;
+      count.textContent = all > lines.length
+        ? `the ${parts.grouped(lines.length)} strongest of ${parts.grouped(all)} lines` : `${parts.grouped(all)} line${all === 1 ? "" : "s"}`;
+    }
+    thresholdText.textContent = `${state.state.threshold} % = ${parts.weightText((state.state.threshold / 100) * drawn.top, drawn.top / 50)}`;
+    stripes();
+    paintLines();
+  }
+
+  async function update(changed) {
+    const { sequence, head: index } = state.state;
+    const here = facts.heads.map(([l, h], i) => ({ l, h, i })).filter(({ l, h }) => l === layer() && chosen().includes(h));
+    const own = run.head(sequence, index);
+    const opened = await Promise.all(here.map(({ i }) => run.head(sequence, i)));
+    const current = await own;
+    if (sequence !== state.state.sequence || index !== state.state.head || state.state.view !== "lines") return;
+    heads = opened;
+    if (shownFor !== sequence) {
+      queries.fill(run.queryTokens(sequence), facts.sequences[sequence].queryReal);
+      keys.fill(run.keyTokens(sequence), facts.sequences[sequence].keyReal);
+      shownFor = sequence;
+    }
+    threshold.value = state.state.threshold;
+    if (state.state.pinned) active = true;
+    fillChips();
+    if (changed.has("by-key")) {
+      active = true;
+      const looking = state.state.side === "looks";
+      (looking ? queries.rows()[state.state.query] : keys.rows()[state.state.key])?.scrollIntoView({ block: "nearest" });
+    }
+    if (changed.has("pinned") && !state.state.pinned) rest();
+    paint();
+    side.update(current);
+  }
+
+  columns.addEventListener("scroll", paintLines);
+  addEventListener("scroll", () => { if (state.state.view === "lines") paintLines(); }, { passive: true });
+  new ResizeObserver(() => { if (drawn) paintLines(); }).observe(between);
+
+  return { root, update, focus: () => (state.state.side === "seen" ? keys : queries).list.focus({ focusVisible: true }) };
+}

@@ -1,0 +1,340 @@
+// The page as a whole: views, heads, sequences, keys, finding, downloads.
+
+import * as tokens from "./tokens.js";
+import * as colours from "./colours.js";
+import * as run from "./run.js";
+import * as state from "./state.js";
+import * as scene from "./scene.js";
+import * as parts from "./parts.js";
+import * as matrix from "./matrix.js";
+import * as head from "./head.js";
+import * as lines from "./lines.js";
+import * as text from "./text.js";
+import * as trace from "./trace.js";
+
+const { facts } = run;
+const { el } = parts;
+const byId = (id) => document.getElementById(id);
+
+// ── views ──
+
+const card = parts.card();
+const legend = parts.legend();
+const side = {
+  update(shown) {
+    card.update(shown);
+    card.strips.update(shown.index);
+    legend.update(shown);
+    say(shown);
+  },
+};
+const views = {
+  matrix: matrix.view(openHead, (i) => card.strips.update(i)),
+  head: head.view(side),
+  lines: lines.view(side),
+  text: text.view(side),
+  trace: trace.view(),
+};
+for (const [name, view] of Object.entries(views)) byId(`panel-${name}`).append(view.root);
+byId("aside").append(card.root);
+byId("legend").append(legend.root);
+
+const PARTS_OF_CARD = { matrix: ["strips"], head: ["cell", "looks", "seen", "strips"], lines: ["looks", "seen", "strips"], text: ["looks", "seen", "strips"], trace: [] };
+
+function openHead(i) {
+  state.set({ head: i, view: "head", chosen: null });
+  views.head.focus();
+}
+
+function showView(name) {
+  for (const other of state.VIEWS) {
+    byId(`panel-${other}`).hidden = other !== name;
+    const tab = byId(`tab-${other}`);
+    tab.setAttribute("aria-selected", String(other === name));
+    tab.tabIndex = other === name ? 0 : -1;
+  }
+  card.cell.hidden = !PARTS_OF_CARD[name].includes("cell");
+  card.looks.root.hidden = card.seen.root.hidden = !PARTS_OF_CARD[name].includes("looks");
+  byId("aside").hidden = name === "trace";
+  byId("legend").hidden = name === "trace" || name === "lines";
+  byId("scale-label").hidden = byId("curve-label").hidden = name === "trace" || name === "lines";
+  document.body.dataset.view = name;
+}
+
+for (const name of state.VIEWS) byId(`tab-${name}`).addEventListener("click", () => state.set({ view: name }));
+byId("tabs").addEventListener("keydown", (event) => {
+  const by = { ArrowLeft: -1, ArrowRight: 1 }[event.key];
+  if (!by) return;
+  event.preventDefault();
+  event.stopPropagation();
+  const to = (state.VIEWS.indexOf(state.state.view) + by + state.VIEWS.length) % state.VIEWS.length;
+  state.set({ view: state.VIEWS[to] });
+  byId(`tab-${state.VIEWS[to]}`).focus();
+});
+
+// ── what is chosen ──
+
+function fillChoices() {
+  const sequence = byId("sequence");
+  facts.sequences.forEach((one, i) => {
+    const [start, end] = one.queryReal;
+    const words = one.queryTokens.slice(start, Math.min(end, start + 8)).map((t) => tokens.visible(t)).join(" ");
+    sequence.append(el("option", { value: i }, `${one.index}: ${words ? tokens.shorten(words, 28) : "all padding"}`));
+  });
+  byId("sequence-label").hidden = facts.sequences.length < 2;
+  const choice = byId("head");
+  const groups = new Map();
+  facts.heads.forEach(([layer, number], i) => {
+    if (!groups.has(layer)) groups.set(layer, el("optgroup", { label: `layer ${layer}` }));
+    groups.get(layer).append(el("option", { value: i }, facts.layers > 1 ? `layer ${layer} · head ${number}` : `head ${number}`));
+  });
+  if (facts.layers > 1) choice.append(...groups.values());
+  else choice.append(...[...groups.values()].flatMap((group) => [...group.children]));
+  sequence.addEventListener("change", () => state.set({ sequence: Number(sequence.value) }));
+  choice.addEventListener("change", () => state.set({ head: Number(choice.value), chosen: null }));
+  byId("previous").addEventListener("click", () => state.stepHead(-1));
+  byId("next").addEventListener("click", () => state.stepHead(1));
+  byId("scale").addEventListener("change", (event) => state.set({ scale: event.target.value }));
+  byId("curve").addEventListener("change", (event) => state.set({ curve: event.target.value }));
+}
+
+function showChoices() {
+  const { sequence, head: index, scale, curve } = state.state;
+  byId("sequence").value = sequence;
+  byId("head").value = index;
+  byId("scale").value = scale;
+  byId("curve").value = curve;
+  byId("previous").disabled = index === 0;
+  byId("next").disabled = index === facts.heads.length - 1;
+}
+
+// ── words for those who listen ──
+
+let timer = 0;
+function say(shown) {
+  const { query, key } = state.state;
+  clearTimeout(timer);
+  timer = setTimeout(() => {
+    byId("spoken").textContent = `${run.headName(facts.heads[shown.index])}: ${parts.cellText(shown, query, key)}`;
+  }, 250);
+}
+
+function describeRun() {
+  byId("source").textContent = facts.source || "attention";
+  const masks = facts.masks.length ? `masks: ${facts.masks.join(", ")}` : "no mask";
+  byId("masks-line").textContent = masks;
+  byId("untrained").hidden = facts.trained;
+  byId("rounding").textContent = `Weights on this page are rounded: the largest error is ${facts.error.toPrecision(2)}; exact zeros stay exact.`;
+}
+
+// ── moving ──
+
+function tokenBy(name, by) {
+  const one = facts.sequences[state.state.sequence];
+  const [from, end] = state.state.view === "head"
+    ? [0, name === "query" ? facts.queries : facts.keys]
+    : name === "query" ? one.queryReal : one.keyReal;
+  if (end <= from) return;
+  change({ [name]: Math.min(end - 1, Math.max(from, state.state[name] + by)) });
+}
+
+// A change by the keyboard: the view brings what was chosen into sight.
+let byKey = false;
+function change(changes) {
+  byKey = true;
+  state.set(changes);
+  byKey = false;
+}
+
+function arrow(key) {
+  const [dx, dy] = { ArrowLeft: [-1, 0], ArrowRight: [1, 0], ArrowUp: [0, -1], ArrowDown: [0, 1] }[key];
+  const { view, side: direction } = state.state;
+  if (view === "head") {
+    if (dx) tokenBy("key", dx);
+    else tokenBy("query", dy);
+    return true;
+  }
+  if (view === "text") {
+    const name = direction === "seen" ? "key" : "query";
+    const list = document.querySelector(`[data-text="${facts.cross && name === "key" ? "keys" : "queries"}"]`);
+    tokenBy(name, dy || (list.dir === "rtl" ? -dx : dx));
+    return true;
+  }
+  if (view === "lines") {
+    if (dx) {
+      const to = document.querySelector(`.tokens[data-text="${dx < 0 ? "queries" : "keys"}"]`);
+      change({ side: dx < 0 ? "looks" : "seen" });
+      to.focus({ focusVisible: true });
+    } else tokenBy(direction === "seen" ? "key" : "query", dy);
+    return true;
+  }
+  return false;
+}
+
+const help = byId("help");
+const shortcuts = byId("shortcuts");
+const KEYS = {
+  1: () => state.set({ view: "matrix" }),
+  2: () => state.set({ view: "head" }),
+  3: () => state.set({ view: "lines" }),
+  4: () => state.set({ view: "text" }),
+  5: () => state.set({ view: "trace" }),
+  "[": () => state.stepHead(-1),
+  "]": () => state.stepHead(1),
+  "{": () => state.stepLayer(-1),
+  "}": () => state.stepLayer(1),
+  s: () => state.set({ sequence: (state.state.sequence + 1) % facts.sequences.length }),
+  r: () => state.set({ side: state.state.side === "looks" ? "seen" : "looks" }),
+  "/": () => byId("find").focus(),
+  "?": () => help.showModal(),
+};
+
+addEventListener("keydown", (event) => {
+  if (event.ctrlKey || event.metaKey || event.altKey || help.open) return;
+  const field = event.target.matches("input[type=search], select, input[type=range], textarea");
+  if (event.key === "Escape") {
+    state.set({ pinned: false });
+    if (field) event.target.blur();
+    return;
+  }
+  if (field) return;
+  const interactive = event.target.matches("button, a, summary");
+  let done = false;
+  if (event.key.startsWith("Arrow")) {
+    const quiet = event.target.matches("pre, .scroller");
+    done = !quiet && arrow(event.key);
+  } else if ((event.key === "Enter" || event.key === " ") && !interactive && state.state.view !== "trace") {
+    state.set({ pinned: !state.state.pinned });
+    done = true;
+  } else if (shortcuts.checked && Object.hasOwn(KEYS, event.key)) {
+    KEYS[event.key]();
+    done = true;
+  }
+  if (done) event.preventDefault();
+});
+
+byId("help-button").addEventListener("click", () => help.showModal());
+
+// ── finding a token ──
+
+let matches = [];
+let matchAt = -1;
+
+function search() {
+  const wanted = byId("find").value.trim().toLowerCase();
+  const one = facts.sequences[state.state.sequence];
+  const found = (all, name, [start, end]) => all
+    .map((token, at) => ({ name, at, fits: `${token}\n${tokens.visible(token)}`.toLowerCase().includes(wanted) }))
+    .filter(({ at, fits }) => fits && at >= start && at < end);
+  matches = wanted ? [
+    ...found(run.queryTokens(state.state.sequence), "query", one.queryReal),
+    ...(facts.cross ? found(run.keyTokens(state.state.sequence), "key", one.keyReal) : []),
+  ] : [];
+  matchAt = -1;
+  byId("found").textContent = wanted ? (matches.length ? `${matches.length} found` : "none") : "";
+}
+
+function goToMatch(by) {
+  if (!matches.length) return;
+  matchAt = (matchAt + by + matches.length) % matches.length;
+  const { name, at } = matches[matchAt];
+  const view = ["matrix", "trace"].includes(state.state.view) ? "head" : state.state.view;
+  change({ [name]: at, side: name === "query" ? "looks" : "seen", pinned: true, view });
+  byId("found").textContent = `${matchAt + 1} of ${matches.length}`;
+}
+
+byId("find").addEventListener("input", search);
+byId("find").addEventListener("keydown", (event) => {
+  if (event.key !== "Enter") return;
+  event.preventDefault();
+  if (matchAt < 0) search();
+  goToMatch(event.shiftKey ? -1 : 1);
+});
+
+// ── downloads ──
+
+function fileName(suffix) {
+  const { view } = state.state;
+  const [layer, number] = facts.heads[state.state.head];
+  const place = view === "trace" || view === "matrix" ? "" : `-layer${layer}-head${number}`;
+  return `attnviz-${view}${place}.${suffix}`;
+}
+
+// The view as a picture: a title above it, what is seen, the legend below.
+function currentScene() {
+  const { view, head: index } = state.state;
+  const margin = 24;
+  const ink = colours.css("ink");
+  const soft = colours.css("soft");
+  const name = view === "matrix" || view === "trace" ? "attention" : run.headName(facts.heads[index]);
+  const subtitle = [facts.source, byId("masks-line").textContent].filter(Boolean).map((t) => tokens.shorten(tokens.visible(t).replaceAll("␣", " "), 100)).join(" · ");
+  const body = scene.snapshot(byId(`panel-${view}`));
+  const items = [
+    { kind: "text", text: view === "matrix" ? "heads" : view === "trace" ? "shape trace" : name, x: margin, y: margin + 14, size: 20, weight: 700, fill: ink },
+    { kind: "text", text: subtitle, x: margin, y: margin + 36, size: 13, fill: soft },
+  ];
+  let y = margin + 48;
+  if (!facts.trained) {
+    items.push({ kind: "text", text: byId("untrained").textContent.trim().replace(/\s+/g, " "), x: margin, y: y + 8, size: 13, weight: 600, fill: colours.css("warn") });
+    y += 20;
+  }
+  items.push(...scene.moved(body.items, margin, y + 8));
+  y += body.height + 8;
+  if (!byId("legend").hidden) {
+    const below = scene.snapshot(byId("legend"));
+    items.push(...scene.moved(below.items, margin, y + 8));
+    y += below.height + 8;
+  }
+  const width = Math.ceil(Math.max(body.width + 2 * margin, 520));
+  const height = Math.ceil(y + margin);
+  return {
+    width, height, title: `attnviz: ${view}, ${name}`, description: `${subtitle}. ${byId("rounding").textContent}`,
+    items: [{ kind: "rect", x: 0, y: 0, w: width, h: height, fill: colours.css("paper") }, ...items],
+  };
+}
+
+byId("png").addEventListener("click", async () => scene.download(await scene.toPng(currentScene()), fileName("png")));
+byId("svg").addEventListener("click", () => {
+  scene.download(new Blob([scene.toSvg(currentScene())], { type: "image/svg+xml" }), fileName("svg"));
+});
+
+// ── together ──
+
+let before = new Set();
+function update(changed) {
+  if (byKey) changed.add("by-key");
+  const { view, head: index, sequence } = state.state;
+  if (changed.has("view")) showView(view);
+  showChoices();
+  if (changed.has("sequence")) search();
+  if (["sequence", "head", "view"].some((name) => changed.has(name))) {
+    document.title = view === "trace" || view === "matrix" ? "attnviz" : `${run.headName(facts.heads[index])} · attnviz`;
+    card.strips.update(index);
+  }
+  legend.update(null);
+  // A view that was hidden while things changed learns of them when it is shown.
+  const all = changed.has("view") ? new Set([...changed, ...before]) : changed;
+  before = changed.has("view") ? new Set() : new Set([...before, ...changed]);
+  views[view].update(all, sequence);
+}
+
+try {
+  if (!("DecompressionStream" in globalThis)) throw new Error("this browser is too old: it has no DecompressionStream");
+  fillChoices();
+  describeRun();
+  state.onChange(update);
+  addEventListener("hashchange", state.read);
+  colours.onThemeChange(() => update(new Set(["scale", "head", "view"])));
+  let settled = 0;
+  addEventListener("resize", () => {
+    clearTimeout(settled);
+    settled = setTimeout(() => update(new Set(["view"])), 80);
+  });
+  state.toFirstToken();
+  state.read();
+  if (location.hash.length < 2) update(new Set(["view", "head", "sequence"]));
+} catch (error) {
+  byId("failure").hidden = false;
+  byId("failure").textContent = `The page cannot be shown: ${error.message}`;
+  throw error;
+}
