@@ -49,10 +49,9 @@ def has_color(console: Console) -> bool:
 
 def write(console: Console, *lines: Text) -> None:
     """Write each line as it is: never wrapped or cut, nothing but text where there is no colour."""
-    colored = has_color(console)
+    colored = has_color(console)  # then a space at the end may be a cell
     for line in lines:
-        line.rstrip()
-        console.print(line if colored else Text(line.plain), soft_wrap=True)
+        console.print(line if colored else Text(line.plain.rstrip()), soft_wrap=True)
 
 
 def flow(pieces: Iterable[Text], width: int, indent: str = "", gap: str = "  ") -> list[Text]:

@@ -109,7 +109,7 @@ def heatmaps(
         return
     shown = _shown(result, sequence, heads, ascii_only(console))
     plan = _plan(shown, console)
-    if plan.pools:
+    if plan.cell == 1:  # room is short: padding has nothing to say
         shown = shown.without_padding()
         plan = _plan(shown, console)
     maps = [head.pooled(plan.pool_queries, plan.pool_keys) for head in shown.maps]
@@ -313,7 +313,9 @@ class Ink:
         return Text(self.glyphs[code] * times, self.styles[code])
 
     def halves(self, upper: int, lower: int | None, times: int = 1) -> Text:
-        """Two cells, one over the other; there may be no lower one."""
+        """Two cells, one over the other; there may be no lower one. Twice a mark is the mark."""
+        if lower in (upper, None) and upper >= self.levels:
+            return self.cell(upper, times)
         above, below = self.pixels[upper], None if lower is None else self.pixels[lower]
         if above is None:
             return Text(("▄" if below else " ") * times, Style(color=below))
@@ -327,27 +329,40 @@ def _ink(console: Console, cmap: str, top: float, cell: int) -> Ink:
         ramp = [c * cell for c in ASCII_RAMP] if plain else RAMPS[cell]
         glyphs = (*ramp, *marks)
         return Ink(plain, top, len(ramp), glyphs, (Style(),) * len(glyphs), (None,) * len(glyphs))
-    colors, tones = _colors(cmap) if console.color_system in ("truecolor", "256") else _sixteen()
+    if console.color_system in ("truecolor", "256"):
+        colors, tones = _colors(color_table(cmap), few=console.color_system == "256")
+    else:
+        colors = [Color.parse(name) for name in SIXTEEN]
+        tones = [Color.parse(name) if name else None for name in SIXTEEN_TONES]
     styles = [Style(bgcolor=color) for color in colors]
     styles += [Style(color=tone or Color.parse("bright_black")) for tone in tones]
     glyphs = (*(" " * cell for _ in colors), *marks)
     return Ink(plain, top, len(colors), glyphs, tuple(styles), (*colors, *tones))
 
 
-def _colors(cmap: str) -> tuple[list[Color], list[Color | None]]:
+def _colors(table: npt.NDArray[np.float64], few: bool) -> tuple[list[Color], list[Color | None]]:
     """The map's colours from 0 to the top, and for each mark one that is far from all of these."""
-    table = color_table(cmap)
     tones: list[Color | None] = []
     for choices in TONES:
-        apart = [float(np.sqrt(((table - tone) ** 2.0).sum(-1)).min()) for tone in choices]
+        apart = [float(np.sqrt(((table - tone) ** 2).sum(-1)).min()) for tone in choices]
         best = next((i for i, d in enumerate(apart) if d > 50), int(np.argmax(apart or [0.0])))
         tones.append(Color.from_rgb(*choices[best]) if choices else None)
+    if few:
+        return [Color.from_ansi(int(number)) for number in nearest_of_256(table)], tones
     return [Color.from_rgb(*color) for color in table.tolist()], tones
 
 
-def _sixteen() -> tuple[list[Color], list[Color | None]]:
-    tones = [Color.parse(name) if name else None for name in SIXTEEN_TONES]
-    return [Color.parse(name) for name in SIXTEEN], tones
+def nearest_of_256(table: npt.NDArray[np.float64]) -> npt.NDArray[np.int64]:
+    """The number of the nearest colour in the 6 × 6 × 6 cube of a terminal with 256 colours.
+
+    Where the map has no greys, no grey is taken: it would pass for a cell that is forbidden.
+    """
+    steps = np.array([0, 95, 135, 175, 215, 255])
+    cube = np.stack(np.meshgrid(steps, steps, steps, indexing="ij"), axis=-1).reshape(-1, 3)
+    distance = ((table[:, None] - cube) ** 2).sum(-1)
+    if np.ptp(table, axis=-1).min() > 60:
+        distance[:, np.ptp(cube, axis=-1) < 100] = np.inf
+    return np.asarray(16 + distance.argmin(-1))
 
 
 def color_table(cmap: str) -> npt.NDArray[np.float64]:
@@ -425,7 +440,7 @@ def _labels(queries: Side, plan: Plan) -> list[Text]:
         if step > 1:
             number = str(queries.positions[at]) if queries.valid[at] else ""
             room = plan.label - digits - 1
-            token = f"{fit(token, room)} {number:>{digits}}" if room > 0 else number
+            token = f"{fit(token, room, right=True)} {number:>{digits}}" if room > 0 else number
         label = fit(token, plan.label, right=True)
         labels.append(Text(f"{label} ", "" if queries.valid[at] else "dim"))
     return labels
@@ -477,7 +492,7 @@ def _legend(
         if kind == FORBIDDEN and names:
             words += f" by {', '.join(map(printable, names))}"
         words = notation(f" {words}", ink.ascii_only)
-        pieces.append(_sample(kind, plan, ink).append(words, "default"))
+        pieces.append(_sample(ink, ink.levels + kind, plan).append(words, "default"))
     remarks = (
         "rows: queries",
         "columns: keys",
@@ -498,9 +513,11 @@ def _scale(ink: Ink) -> Text:
     return bar.append(f"{right} {ink.top:.4g}")
 
 
-def _sample(kind: int, plan: Plan, ink: Ink) -> Text:
-    code = ink.levels + kind
-    return ink.halves(code, code, 2) if plan.half else ink.cell(code)
+def _sample(ink: Ink, code: int, plan: Plan) -> Text:
+    """The mark, and where two rows share a line, also how it looks beside a weight."""
+    if plan.half and ink.pixels[code]:
+        return ink.cell(code).append("▄", Style(color=ink.pixels[code]))
+    return ink.cell(code, 2 // plan.cell)
 
 
 def _remarks(
