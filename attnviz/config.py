@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from math import isqrt
 from typing import Any
 
-from attnviz.errors import ConfigError
+from attnviz.errors import ConfigError, printable
 
 DTYPES = {"float32": 4, "float64": 8, "bfloat16": 2, "float16": 2}
 """Known element types and their size in bytes."""
@@ -33,7 +33,7 @@ def check_size(flag: str, value: int) -> int:
 def choice(flag: str, value: str, known: tuple[str, ...]) -> str:
     """Return `value` when it is one of `known`."""
     if value not in known:
-        raise ConfigError(f"{flag} is {value!r}; it must be one of {', '.join(known)}")
+        raise ConfigError(f"{flag} is '{printable(value)}'; it must be one of {', '.join(known)}")
     return value
 
 

@@ -6,6 +6,7 @@ real token, so that padding on the left changes nothing.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,7 +17,10 @@ import torch
 from torch import Tensor
 
 from attnviz.batch import SEP, Batch
-from attnviz.errors import ConfigError, InputError, printable
+from attnviz.config import check_size, choice
+from attnviz.errors import InputError, printable
+from attnviz.machine import human_bytes, require_memory
+from attnviz.npy import read_npy, read_npz
 
 Predicate = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
 """(b, h, q, k) index tensors that broadcast against each other → bool tensor, True = may look."""
@@ -45,19 +49,17 @@ def causal(queries: Batch, keys: Batch) -> Rule:
 
 def window(n: int, queries: Batch, keys: Batch) -> Rule:
     """Position i sees itself and the n - 1 before it, the sliding window of Jiang et al. 2023."""
-    if n < 1:
-        raise ConfigError(f"--window is {n}; it must be at least 1, which lets a token see itself")
+    check_size("--window", n)
     at_q, at_k = _positions(queries, keys)
     return Rule(
         f"window {n}",
-        lambda b, h, q, k: (at_k[b, k] <= at_q[b, q]) & (at_q[b, q] - at_k[b, k] < n),
+        lambda b, h, q, k: (at_k[b, k] <= at_q[b, q]) & (at_k[b, k] > at_q[b, q] - n),
     )
 
 
 def prefix(n: int, queries: Batch, keys: Batch) -> Rule:
-    """Everybody sees the first n positions; after them, causal (Raffel et al. 2020, figure 4)."""
-    if n < 1:
-        raise ConfigError(f"--prefix is {n}; it must be at least 1")
+    """Everybody sees positions 0 … n-1; the rest is causal (Raffel et al. 2020, figure 4)."""
+    check_size("--prefix", n)
     at_q, at_k = _positions(queries, keys)
     return Rule(f"prefix {n}", lambda b, h, q, k: (at_k[b, k] <= at_q[b, q]) | (at_k[b, k] < n))
 
@@ -85,33 +87,27 @@ def from_array(
             f"mask {name} has {array.ndim} axes, shape {list(array.shape)}; "
             "[Tq Tk], [B Tq Tk] or [B H Tq Tk] is expected"
         )
+    axes_sizes = list(zip(axes, array.shape, strict=True))
     wrong = [
         f"{axis} {size} ≠ {want[axis]}"
-        for axis, size in zip(axes, array.shape, strict=True)
+        for axis, size in axes_sizes
         if size != want[axis] and not (size == 1 and axis in "BH")
     ]
     if wrong:
+        given = " ".join(f"{axis}={size}" for axis, size in axes_sizes)
         expected = " ".join(f"{axis}={want[axis]}" for axis in axes)
-        given = " ".join(f"{axis}={size}" for axis, size in zip(axes, array.shape, strict=True))
         hint = ""
-        if array.ndim == 3 and array.shape == (heads, queries, keys):
+        if array.shape == (heads, queries, keys):
             hint = "; that is one mask a head: add the batch axis, [1 H Tq Tk]"
         elif array.shape[-2:] == (keys, queries) and keys != queries:
             hint = "; it looks transposed: rows are queries, columns are keys"
         raise InputError(
             f"mask {name} is [{given}], expected [{expected}]: {', '.join(wrong)}{hint}"
         )
-    full = torch.from_numpy(np.ascontiguousarray(array)).reshape(
-        (1,) * (4 - array.ndim) + array.shape
-    )
-    if array.ndim == 3:
-        full = torch.from_numpy(np.ascontiguousarray(array))[:, None]
-    b_size, h_size = full.shape[:2]
-    return Rule(
-        name,
-        lambda b, h, q, k: full[b if b_size > 1 else b * 0, h if h_size > 1 else h * 0, q, k],
-        per_head=h_size > 1,
-    )
+    with_heads = array[:, None] if array.ndim == 3 else array
+    full = torch.from_numpy(np.array(with_heads)).expand(batch, heads, queries, keys)
+    per_head = array.ndim == 4 and array.shape[1] > 1
+    return Rule(name, lambda b, h, q, k: full[b, h, q, k], per_head)
 
 
 def build(rules: Sequence[Rule], batch: int, heads: int, queries: int, keys: int) -> Tensor | None:
@@ -140,6 +136,8 @@ def _segment_numbers(batch: Batch) -> npt.NDArray[np.int64]:
 
 # ── mask files ───────────────────────────────────────────────────────────────────────────────
 
+MEANINGS = ("keep", "drop")
+
 
 def read_mask(path: Path, means: str = "keep") -> tuple[npt.NDArray[np.bool_], str]:
     """A 0/1 mask from `.npy`, `.npz`, `.csv` or `.txt`: (array with True = may look, its name).
@@ -147,13 +145,14 @@ def read_mask(path: Path, means: str = "keep") -> tuple[npt.NDArray[np.bool_], s
     `means` says what 1 (or True) stands for in the file: "keep" lets a query look, "drop" forbids,
     since libraries disagree. Raises `InputError` for other values than 0 and 1.
     """
-    name = f"file {printable(path.name)} (1 = {means})"
+    choice("--mask-means", means, MEANINGS)
     shown = printable(path)
-    readers = {".npy": _read_npy, ".npz": _read_npz, ".csv": _read_csv, ".txt": _read_txt}
+    readers = {".npy": read_npy, ".npz": _read_npz, ".csv": _read_text, ".txt": _read_text}
     reader = readers.get(path.suffix.lower())
     if reader is None:
         raise InputError(
-            f"mask {shown}: unknown suffix {path.suffix!r}; known are {', '.join(readers)}"
+            f"mask {shown} has the suffix '{printable(path.suffix)}'; "
+            f"known are {', '.join(readers)}"
         )
     try:
         values = reader(path)
@@ -161,52 +160,57 @@ def read_mask(path: Path, means: str = "keep") -> tuple[npt.NDArray[np.bool_], s
         reason = "is a folder" if path.is_dir() else (error.strerror or str(error)).lower()
         raise InputError(f"mask {shown}: {printable(reason)}") from None
     except InputError as error:
-        raise InputError(f"mask {shown}: {error}") from None
-    except (ValueError, TypeError, EOFError, MemoryError, SyntaxError) as error:
-        raise InputError(f"mask {shown} cannot be read: {printable(error)}") from None
+        raise InputError(f"mask {shown} {error}") from None
     if values.dtype.kind not in "biuf":
-        raise InputError(f"mask {shown} holds {values.dtype}; 0 and 1 are expected")
-    bad = np.argwhere((values != 0) & (values != 1))
-    if len(bad):
-        place = tuple(int(i) for i in bad[0])
-        hint = "; for a mask that is added to scores, save (mask == 0)" if values.min() < 0 else ""
+        raise InputError(f"mask {shown} holds {printable(values.dtype)}; 0 and 1 are expected")
+    wrong = (values != 0) & (values != 1)
+    if wrong.any():
+        place = tuple(int(i) for i in np.unravel_index(np.argmax(wrong), wrong.shape))
+        value = values[place]
+        hint = "; of a mask that is added to scores, save (mask == 0)" if value < 0 else ""
         raise InputError(
-            f"mask {shown} holds {values[place]:g} at {list(place)}; "
-            f"only 0 and 1 are expected{hint}"
+            f"mask {shown} holds {value:g} at {list(place)}; only 0 and 1 are expected{hint}"
         )
+    name = f"file {printable(path.name)} (1 = {means})"
     return np.asarray(values == (1 if means == "keep" else 0)), name
 
 
-def _read_npy(path: Path) -> npt.NDArray[np.generic]:
-    return np.asarray(np.load(path, allow_pickle=False))
-
-
 def _read_npz(path: Path) -> npt.NDArray[np.generic]:
-    import zipfile
+    arrays = read_npz(path, at_most=1)
+    if not arrays:
+        raise InputError("holds no array")
+    return next(iter(arrays.values()))
 
+
+def _read_text(path: Path) -> npt.NDArray[np.generic]:
+    """A row a line, with commas, semicolons (spreadsheets in much of Europe) or blanks between."""
+    size = path.stat().st_size
+    require_memory(20 * size, f"a text of {human_bytes(size)}", "save it as .npy")
     try:
-        with np.load(path, allow_pickle=False) as archive:
-            if len(archive.files) != 1:
-                raise InputError(f"holds {len(archive.files)} arrays; exactly one is expected")
-            return np.asarray(archive[archive.files[0]])
-    except zipfile.BadZipFile:
-        raise InputError("is not an .npz archive") from None
-
-
-def _read_csv(path: Path) -> npt.NDArray[np.generic]:
-    return _read_text(path, ",")
-
-
-def _read_txt(path: Path) -> npt.NDArray[np.generic]:
-    return _read_text(path, None)
-
-
-def _read_text(path: Path, delimiter: str | None) -> npt.NDArray[np.generic]:
-    text = path.read_text(encoding="utf-8-sig")
-    rows = [line.split(delimiter) for line in text.splitlines() if line.strip()]
+        text = path.read_text(encoding="utf-8-sig")
+    except UnicodeDecodeError as error:
+        place = f"byte {error.start} is 0x{error.object[error.start]:02X}"
+        raise InputError(f"is not UTF-8 text: {place}") from None
+    rows = [
+        [_cell(cell, at) for cell in re.split(r"\s*[,;]\s*|\s+", line.strip())]
+        for at, line in enumerate(text.splitlines(), 1)
+        if line.strip()
+    ]
     if not rows:
         raise InputError("is empty")
-    if len({len(row) for row in rows}) > 1:
-        odd = next(i for i, row in enumerate(rows) if len(row) != len(rows[0]))
-        raise InputError(f"row {odd} has {len(rows[odd])} cells, row 0 has {len(rows[0])}")
-    return np.array([[float(cell) for cell in row] for row in rows])
+    odd = next((row for row in rows if len(row) != len(rows[0])), None)
+    if odd is not None:
+        raise InputError(
+            f"has rows of {len(rows[0])} and of {len(odd)} cells; all must be of one length"
+        )
+    return np.array(rows)
+
+
+def _cell(text: str, line: int) -> float:
+    words = {"true": 1.0, "false": 0.0}
+    try:
+        return words[text.lower()] if text.lower() in words else float(text)
+    except ValueError:
+        raise InputError(
+            f"has '{printable(text, 30)}' in line {line}; only 0 and 1 are expected"
+        ) from None

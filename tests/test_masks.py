@@ -1,0 +1,460 @@
+"""Who may look at whom: the rules, their files, and what does not fit."""
+
+from __future__ import annotations
+
+import io
+import zipfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from attnviz import masks
+from attnviz.attention import scaled_dot_product_attention
+from attnviz.batch import SEP, Batch, make_batch
+from attnviz.config import AttentionConfig
+from attnviz.errors import ConfigError, InputError
+from attnviz.masks import Rule, build, from_array, read_mask
+from attnviz.sources.from_config import from_config
+
+
+def text(*lengths: int, side: str = "right", width: int | None = None) -> Batch:
+    """Sequences of these lengths: t0 t1 …"""
+    tokens = [tuple(f"t{i}" for i in range(n)) for n in lengths]
+    return make_batch(tokens, pad_to=width, pad_side=side)
+
+
+def rows(rules: list[Rule], queries: Batch, keys: Batch | None = None, heads: int = 1) -> list[str]:
+    """The mask of the last sequence's last head, a string a row: `x` may look, `.` may not."""
+    keys = queries if keys is None else keys
+    allowed = build(rules, queries.size, heads, queries.width, keys.width)
+    assert allowed is not None
+    return ["".join("x" if cell else "." for cell in row) for row in allowed[-1, -1].tolist()]
+
+
+# ── rules ────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_no_rule_is_no_mask() -> None:
+    assert build([], 2, 3, 5, 7) is None
+
+
+def test_padding_right_and_left() -> None:
+    right, left = text(3, 2), text(3, 2, side="left")
+    assert rows([masks.padding(right)], right) == ["xx.", "xx.", "xx."]
+    assert rows([masks.padding(left)], left) == [".xx", ".xx", ".xx"]
+    assert masks.padding(right).name == "padding"
+
+
+def test_causal_self_and_cross() -> None:
+    four = text(4)
+    assert rows([masks.causal(four, four)], four) == ["x...", "xx..", "xxx.", "xxxx"]
+    two, three = text(2), text(3)
+    assert rows([masks.causal(two, three)], two, three) == ["x..", "xx."]
+    assert rows([masks.causal(three, two)], three, two) == ["x.", "xx", "xx"]
+
+
+def test_window_of_three_on_six_tokens() -> None:
+    six = text(6)
+    shown = rows([masks.window(3, six, six)], six)
+    assert shown == ["x.....", "xx....", "xxx...", ".xxx..", "..xxx.", "...xxx"]
+    assert [row.count("x") for row in shown] == [1, 2, 3, 3, 3, 3]
+    assert masks.window(3, six, six).name == "window 3"
+
+
+def test_window_of_one_and_of_more_than_there_is() -> None:
+    three = text(3)
+    assert rows([masks.window(1, three, three)], three) == ["x..", ".x.", "..x"]
+    assert rows([masks.window(10**12, three, three)], three) == ["x..", "xx.", "xxx"]
+
+
+def test_window_two_with_two_of_four_padded_leaves_a_row_blind() -> None:
+    four = text(2, width=4)
+    rules = [masks.padding(four), masks.window(2, four, four)]
+    assert rows(rules, four) == ["x...", "xx..", ".x..", "...."]
+
+
+def test_prefix() -> None:
+    four = text(4)
+    assert rows([masks.prefix(2, four, four)], four) == ["xx..", "xx..", "xxx.", "xxxx"]
+    assert rows([masks.prefix(9, four, four)], four) == ["xxxx"] * 4
+    assert masks.prefix(2, four, four).name == "prefix 2"
+
+
+def test_segments_and_each_sep_closes_its_own() -> None:
+    tokens = make_batch([("a", SEP, "b", "c", SEP, "d")])
+    assert rows([masks.segments(tokens, tokens)], tokens) == [
+        *["xx...."] * 2,
+        *["..xxx."] * 3,
+        ".....x",
+    ]
+
+
+def test_segments_across_two_texts_pair_first_with_first() -> None:
+    vocabulary = ("[PAD]", SEP, "a", "b", "c")
+    queries = make_batch([("a", SEP, "b")], vocabulary)
+    keys = make_batch([("c", "c", SEP, "a", "a")], vocabulary)
+    assert rows([masks.segments(queries, keys)], queries, keys) == ["xxx..", "xxx..", "...xx"]
+
+
+@pytest.mark.parametrize("rule", [masks.window, masks.prefix])
+@pytest.mark.parametrize("n", [0, -1, 10**13])
+def test_sizes_that_cannot_be(rule: object, n: int) -> None:
+    three = text(3)
+    limit = f"the largest size is {10**12}" if n > 0 else "it must be at least 1"
+    with pytest.raises(ConfigError) as caught:
+        rule(n, three, three)  # type: ignore[operator]
+    assert str(caught.value) == f"--{rule.__name__} is {n}; {limit}"  # type: ignore[attr-defined]
+
+
+@st.composite
+def rule_lists(draw: st.DrawFn) -> tuple[Batch, list[Rule]]:
+    lengths = draw(st.lists(st.integers(0, 5), min_size=1, max_size=3).filter(any))
+    width = max(lengths) + draw(st.integers(0, 3))
+    batch = text(*lengths, side=draw(st.sampled_from(["right", "left"])), width=width)
+    n = draw(st.integers(1, 7))
+    known = [
+        masks.padding(batch),
+        masks.causal(batch, batch),
+        masks.window(n, batch, batch),
+        masks.prefix(n, batch, batch),
+        masks.segments(batch, batch),
+    ]
+    return batch, draw(st.lists(st.sampled_from(known), min_size=1, max_size=4))
+
+
+@given(rule_lists())
+def test_rules_combine_by_and_in_any_order(case: tuple[Batch, list[Rule]]) -> None:
+    batch, rules = case
+    size = (batch.size, 2, batch.width, batch.width)
+    together = build(rules, *size)
+    assert together is not None
+    assert together.shape == (batch.size, 1, batch.width, batch.width)
+    one_by_one = [build([rule], *size) for rule in rules]
+    assert torch.equal(together, torch.stack(one_by_one).all(0))
+    assert torch.equal(together, build(rules[::-1], *size))
+
+
+@given(rule_lists(), st.integers(0, 3))
+def test_padding_moves_no_mask(case: tuple[Batch, list[Rule]], kind: int) -> None:
+    """Between a sequence's own tokens the mask is the same, wherever the padding stands."""
+    batch, _ = case
+    make = [masks.causal, *(lambda q, k, f=f: f(2, q, k) for f in (masks.window, masks.prefix))]
+    make.append(masks.segments)
+    padded = build([make[kind](batch, batch)], batch.size, 1, batch.width, batch.width)
+    assert padded is not None
+    for b, tokens in enumerate(batch.tokens):
+        if tokens:
+            alone = make_batch([tokens], batch.vocabulary)
+            expected = build([make[kind](alone, alone)], 1, 1, alone.width, alone.width)
+            start = int(batch.starts[b])
+            own = slice(start, start + len(tokens))
+            assert torch.equal(padded[b, :, own, own], expected[0])
+
+
+@pytest.mark.parametrize("side", ["right", "left"])
+@pytest.mark.parametrize("kind", ["none", "causal", "window", "prefix"])
+def test_a_padded_batch_gives_the_maps_of_its_texts_alone(side: str, kind: str) -> None:
+    config = AttentionConfig.from_sizes(34, 2, dtype="float64")
+    tokens = [tuple("thequickbrown"), tuple("fox"), tuple("j"), ()]
+
+    def run(batch: Batch) -> np.ndarray:
+        rules = {
+            "none": [],
+            "causal": [masks.causal(batch, batch)],
+            "window": [masks.window(2, batch, batch)],
+            "prefix": [masks.prefix(2, batch, batch)],
+        }[kind]
+        return from_config(config, batch, rules=[masks.padding(batch), *rules]).result.attention[0]
+
+    batch = make_batch(tokens, pad_to=15, pad_side=side)
+    padded = run(batch)
+    for b, sequence in enumerate(tokens):
+        start = int(batch.starts[b])
+        own = slice(start, start + len(sequence))
+        outside = np.ones(batch.width, dtype=bool)
+        outside[own] = False
+        assert (padded[b][:, :, outside] == 0).all()
+        if sequence:
+            alone = run(make_batch([sequence], batch.vocabulary))[0]
+            np.testing.assert_allclose(padded[b][:, own, own], alone, atol=1e-13)
+
+
+# ── arrays ───────────────────────────────────────────────────────────────────────────────────
+
+
+def test_arrays_of_each_form() -> None:
+    rng = np.random.default_rng(0)
+    for shape in [
+        (5, 7),
+        (2, 5, 7),
+        (1, 5, 7),
+        (2, 3, 5, 7),
+        (1, 3, 5, 7),
+        (2, 1, 5, 7),
+        (1, 1, 5, 7),
+    ]:
+        array = rng.random(shape) < 0.5
+        four = array[:, None] if array.ndim == 3 else array
+        rule = from_array(array, "m", 2, 3, 5, 7)
+        assert rule.per_head == (array.ndim == 4 and shape[1] == 3)
+        allowed = build([rule], 2, 3, 5, 7)
+        assert allowed is not None
+        assert allowed.shape == (2, 3 if rule.per_head else 1, 5, 7)
+        expected = np.broadcast_to(four, (2, four.shape[1] if four.ndim == 4 else 1, 5, 7))
+        assert np.array_equal(allowed.numpy(), expected)
+
+
+def test_a_mask_a_head_is_combined_with_one_for_all() -> None:
+    five = text(5)
+    per_head = np.ones((1, 3, 5, 5), dtype=bool)
+    per_head[0, 1] = False
+    allowed = build([masks.causal(five, five), from_array(per_head, "m", 1, 3, 5, 5)], 1, 3, 5, 5)
+    assert allowed is not None
+    triangle = torch.ones(5, 5, dtype=torch.bool).tril()
+    assert torch.equal(allowed[0, 0], triangle)
+    assert not allowed[0, 1].any()
+    assert torch.equal(allowed[0, 2], triangle)
+    q = torch.randn(1, 3, 5, 4, generator=torch.Generator().manual_seed(0))
+    context, weights = scaled_dot_product_attention(q, q, q, allowed)
+    assert weights[0, 1].count_nonzero() == context[0, 1].count_nonzero() == 0
+    assert torch.allclose(weights[0, ::2].sum(-1), torch.ones(2, 5))
+
+
+def test_an_array_of_columns_first_or_read_only_is_taken() -> None:
+    array = np.asfortranarray(np.tril(np.ones((5, 7), dtype=bool)))
+    array.setflags(write=False)
+    allowed = build([from_array(array, "m", 1, 1, 5, 7)], 1, 1, 5, 7)
+    assert allowed is not None
+    assert np.array_equal(allowed[0, 0].numpy(), array)
+
+
+@pytest.mark.parametrize(
+    ("shape", "message"),
+    [
+        ((5, 6), "mask m is [Tq=5 Tk=6], expected [Tq=5 Tk=7]: Tk 6 ≠ 7"),
+        (
+            (7, 5),
+            "mask m is [Tq=7 Tk=5], expected [Tq=5 Tk=7]: Tq 7 ≠ 5, Tk 5 ≠ 7; "
+            "it looks transposed: rows are queries, columns are keys",
+        ),
+        (
+            (3, 5, 7),
+            "mask m is [B=3 Tq=5 Tk=7], expected [B=2 Tq=5 Tk=7]: B 3 ≠ 2; "
+            "that is one mask a head: add the batch axis, [1 H Tq Tk]",
+        ),
+        (
+            (2, 1, 1, 1024),
+            "mask m is [B=2 H=1 Tq=1 Tk=1024], expected [B=2 H=3 Tq=5 Tk=7]: Tq 1 ≠ 5, Tk 1024 ≠ 7",
+        ),
+        ((7,), "mask m has 1 axes, shape [7]; [Tq Tk], [B Tq Tk] or [B H Tq Tk] is expected"),
+        ((), "mask m has 0 axes, shape []; [Tq Tk], [B Tq Tk] or [B H Tq Tk] is expected"),
+        ((0, 7), "mask m is [Tq=0 Tk=7], expected [Tq=5 Tk=7]: Tq 0 ≠ 5"),
+    ],
+)
+def test_arrays_that_do_not_fit(shape: tuple[int, ...], message: str) -> None:
+    with pytest.raises(InputError) as caught:
+        from_array(np.ones(shape, dtype=bool), "m", 2, 3, 5, 7)
+    assert str(caught.value) == message
+
+
+# ── files ────────────────────────────────────────────────────────────────────────────────────
+
+GRID = np.array([[1, 0, 1], [0, 1, 1]])
+
+
+def npy(array: np.ndarray, pickled: bool = False) -> bytes:
+    stream = io.BytesIO()
+    np.save(stream, array, allow_pickle=pickled)
+    return stream.getvalue()
+
+
+def npz(*members: tuple[str, bytes], how: int = zipfile.ZIP_DEFLATED) -> bytes:
+    stream = io.BytesIO()
+    with zipfile.ZipFile(stream, "w", how) as archive:
+        for name, data in members:
+            archive.writestr(name, data)
+    return stream.getvalue()
+
+
+def claiming(shape: str, descr: str = "'|b1'", data: bytes = b"") -> bytes:
+    """A `.npy` whose header claims any shape."""
+    header = f"{{'descr': {descr}, 'fortran_order': False, 'shape': {shape}}}".ljust(117) + "\n"
+    return b"\x93NUMPY\x01\x00" + len(header).to_bytes(2, "little") + header.encode() + data
+
+
+def written(folder: Path, name: str, data: bytes) -> Path:
+    path = folder / name
+    path.write_bytes(data)
+    return path
+
+
+@pytest.mark.parametrize(
+    ("name", "data"),
+    [
+        ("m.npy", npy(GRID)),
+        ("m.NPY", npy(GRID.astype(bool))),
+        ("m.npy", npy(GRID.astype(">f8"))),
+        ("m.npy", npy(np.asfortranarray(GRID.astype(np.float16)))),
+        ("m.npy", npy(GRID.astype(np.uint8))),
+        ("m.npz", npz(("mask.npy", npy(GRID)))),
+        ("m.npz", npz(("arr_0.npy", npy(GRID)), how=zipfile.ZIP_STORED)),
+        ("m.csv", b"1,0,1\n0,1,1\n"),
+        ("m.csv", b"\xef\xbb\xbf1;0;1\r\n0;1;1\r\n\r\n"),
+        ("m.csv", b"True, False, True\nFALSE,TRUE,true"),
+        ("m.csv", b"1.0,0e0,1\n0.0,1,1"),
+        ("m.txt", b"1 0 1\n0 1 1\n"),
+        ("m.txt", b"1\t0\t1\r0\t1\t1"),
+        ("m.txt", "１ ０ 1\n\n0 1 1\n".encode()),
+    ],
+)
+def test_mask_files(tmp_path: Path, name: str, data: bytes) -> None:
+    path = written(tmp_path, name, data)
+    keep, keep_name = read_mask(path)
+    drop, drop_name = read_mask(path, "drop")
+    assert keep.dtype == drop.dtype == bool
+    assert keep.tolist() == (GRID == 1).tolist()
+    assert drop.tolist() == (GRID == 0).tolist()
+    assert keep_name == f"file {name} (1 = keep)"
+    assert drop_name == f"file {name} (1 = drop)"
+
+
+def test_a_mask_file_goes_through_to_the_weights(tmp_path: Path) -> None:
+    """tril(ones) as floats, the mask that people pass to an API that adds it."""
+    four = text(4)
+    path = written(tmp_path, "m.npy", npy(np.tril(np.ones((4, 4)))))
+    rule = from_array(*read_mask(path), 1, 2, 4, 4)
+    run = from_config(AttentionConfig.from_sizes(8, 2), four, rules=[rule])
+    assert run.result.masks == ("file m.npy (1 = keep)",)
+    assert (run.result.attention[0, 0][:, ~np.tril(np.ones((4, 4), dtype=bool))] == 0).all()
+    np.testing.assert_allclose(run.result.attention.sum(-1), 1, atol=1e-6)
+
+
+WRONG_FILES = [
+    ("m.png", b"", "mask {} has the suffix '.png'; known are .npy, .npz, .csv, .txt"),
+    ("m", b"", "mask {} has the suffix ''; known are .npy, .npz, .csv, .txt"),
+    ("m.npy", b"", "mask {} is not in NumPy's .npy form"),
+    ("m.npy", b"1 0 1", "mask {} is not in NumPy's .npy form"),
+    ("m.npy", b"\x80\x04N.", "mask {} is not in NumPy's .npy form"),
+    ("m.npy", b"\x93NUMPY\x09\x00", "mask {} is not in NumPy's .npy form"),
+    ("m.npy", npy(GRID)[:20], "mask {} is not in NumPy's .npy form"),
+    (
+        "m.npy",
+        npy(GRID)[:-1],
+        "mask {} is damaged: shape [2, 3] of int64 takes 48 bytes, and 47 are there",
+    ),
+    (
+        "m.npy",
+        npy(GRID) + b"\0",
+        "mask {} is damaged: shape [2, 3] of int64 takes 48 bytes, and 49 are there",
+    ),
+    (
+        "m.npy",
+        claiming("(1000000, 1000000)"),
+        "mask {} is damaged: shape [1000000, 1000000] of bool takes 1000000000000 bytes, "
+        "and 0 are there",
+    ),
+    (
+        "m.npy",
+        claiming("(-2, -3)", data=b"\0" * 6),
+        "mask {} is damaged: shape [-2, -3] of bool takes 6 bytes, and 6 are there",
+    ),
+    (
+        "m.npy",
+        npy(np.array([[1, None]], dtype=object), pickled=True),
+        "mask {} holds pickled Python objects, which are never loaded; save numbers",
+    ),
+    ("m.npy", npy(np.array([["1", "0"]])), "mask {} holds <U1; 0 and 1 are expected"),
+    ("m.npy", npy(GRID * 1j), "mask {} holds complex128; 0 and 1 are expected"),
+    ("m.npy", npy(GRID * 2), "mask {} holds 2 at [0, 0]; only 0 and 1 are expected"),
+    ("m.npy", npy(GRID / 2), "mask {} holds 0.5 at [0, 0]; only 0 and 1 are expected"),
+    (
+        "m.npy",
+        npy(np.full((2, 2), np.nan)),
+        "mask {} holds nan at [0, 0]; only 0 and 1 are expected",
+    ),
+    (
+        "m.npy",
+        npy(np.triu(np.full((2, 2), -np.inf), 1)),
+        "mask {} holds -inf at [0, 1]; only 0 and 1 are expected; "
+        "of a mask that is added to scores, save (mask == 0)",
+    ),
+    (
+        "m.npz",
+        b"PK\x03\x04",
+        "mask {} is no .npz archive, or a damaged one: File is not a zip file",
+    ),
+    ("m.npz", npz(), "mask {} holds no array"),
+    (
+        "m.npz",
+        npz(("a.npy", npy(GRID)), ("b.npy", npy(GRID))),
+        "mask {} holds 2 arrays; 1 at most are expected",
+    ),
+    ("m.npz", npz(("a.txt", b"1 0 1")), "mask {} is not in NumPy's .npy form"),
+    (
+        "m.npz",
+        npz(("a.npy", claiming("(1000000, 1000000)"))),
+        "mask {} is damaged: shape [1000000, 1000000] of bool takes 1000000000000 bytes, "
+        "and 0 are there",
+    ),
+    ("m.csv", b"", "mask {} is empty"),
+    ("m.csv", b"\n \n", "mask {} is empty"),
+    ("m.csv", b"1,0\n1\n", "mask {} has rows of 2 and of 1 cells; all must be of one length"),
+    ("m.csv", b"a,b\n1,0\n", "mask {} has 'a' in line 1; only 0 and 1 are expected"),
+    ("m.csv", b"1,,0\n", "mask {} has '' in line 1; only 0 and 1 are expected"),
+    ("m.csv", b"1,0,\n", "mask {} has '' in line 1; only 0 and 1 are expected"),
+    ("m.csv", b"1,nan\n", "mask {} holds nan at [0, 1]; only 0 and 1 are expected"),
+    ("m.csv", b"\n1,1e999\n", "mask {} holds inf at [0, 1]; only 0 and 1 are expected"),
+    ("m.txt", b"1 \x1b[31m\n", "mask {} has '\\x1b[31m' in line 1; only 0 and 1 are expected"),
+    ("m.txt", b"\xff\xfe1\0", "mask {} is not UTF-8 text: byte 0 is 0xFF"),
+]
+
+
+@pytest.mark.parametrize(("name", "data", "message"), WRONG_FILES)
+def test_files_that_are_no_mask(tmp_path: Path, name: str, data: bytes, message: str) -> None:
+    path = written(tmp_path, name, data)
+    with pytest.raises(InputError) as caught:
+        read_mask(path)
+    assert str(caught.value) == message.format(path)
+
+
+def test_paths_that_are_no_file(tmp_path: Path) -> None:
+    (tmp_path / "folder.npy").mkdir()
+    for name, reason in [("none.csv", "no such file or directory"), ("folder.npy", "is a folder")]:
+        with pytest.raises(InputError) as caught:
+            read_mask(tmp_path / name)
+        assert str(caught.value) == f"mask {tmp_path / name}: {reason}"
+
+
+def test_an_unknown_meaning(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError) as caught:
+        read_mask(written(tmp_path, "m.txt", b"1"), "hide")
+    assert str(caught.value) == "--mask-means is 'hide'; it must be one of keep, drop"
+
+
+def test_what_would_not_fit_in_memory_is_refused_before_it_is_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("attnviz.machine.free_memory", lambda: 1000)
+    bomb = npz(("m.npy", npy(np.ones((100, 100), dtype=bool))))
+    assert len(bomb) < 1000
+    for name, data, message in [
+        (
+            "m.npz",
+            bomb,
+            "an array of shape [100, 100] needs 9.77 KiB of memory and 0.977 KiB are free; "
+            "give a smaller one",
+        ),
+        (
+            "m.txt",
+            b"1 " * 50,
+            "a text of 100 B needs 1.95 KiB of memory and 0.977 KiB are free; save it as .npy",
+        ),
+    ]:
+        path = written(tmp_path, name, data)
+        with pytest.raises(InputError) as caught:
+            read_mask(path)
+        assert str(caught.value) == f"mask {path} {message}"
