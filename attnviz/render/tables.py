@@ -357,7 +357,7 @@ class Paper:
 
 def _size_pieces(sizes: Mapping[str, int], paper: Paper) -> list[Text]:
     return [
-        _axis(axis, paper).append(f" {sizes[axis]:,} {words}", "not bold default")
+        Text().append_text(_axis(axis, paper)).append(f" {sizes[axis]:,} {words}")
         for axis, words in AXIS_WORDS.items()
         if axis in sizes
     ]
@@ -373,7 +373,8 @@ def _axis(axis: str, paper: Paper, shown: str = "") -> Text:
 def _shape(step: Step, paper: Paper) -> Text:
     """`2×8×12×64`, each number in its axis's colour."""
     numbers = zip(step.axes, step.shape, strict=True)
-    return paper.text("×", "dim").join(_axis(axis, paper, str(n)) for axis, n in numbers)
+    times = Text.assemble((notation("×", paper.ascii_only), "dim"))
+    return times.join(_axis(axis, paper, str(n)) for axis, n in numbers)
 
 
 def _axes(step: Step, paper: Paper) -> Text:
@@ -525,7 +526,7 @@ def _total_lines(steps: Sequence[Step], paper: Paper) -> list[Text]:
     lines: list[Text] = []
     for name, words in facts.items():
         label = f"{name:13}" if paper.width >= 40 else f"{name}: "
-        piece = paper.text(label, "bold").append(words, "not bold")
+        piece = Text.assemble((label, "bold"), notation(words, paper.ascii_only))
         lines += flow([piece], paper.width, " " * 13 if paper.width >= 40 else "  ")
     return lines
 

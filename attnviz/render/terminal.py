@@ -7,6 +7,7 @@ only what occurs.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby, zip_longest
@@ -23,7 +24,7 @@ from rich.text import Text
 from attnviz.errors import printable
 from attnviz.render.console import ascii_only, flow, has_color, write
 from attnviz.render.look import Look
-from attnviz.render.tokens import cells, characters, fit, notation, visible
+from attnviz.render.tokens import cells, characters, fit, notation, start, visible
 from attnviz.result import AttentionResult
 from attnviz.stats import measure
 
@@ -38,6 +39,9 @@ LABEL_LINES = 3
 
 GAP = "  "
 """Between heads that stand side by side."""
+
+SPELLED = re.compile("<U\\+([0-9A-F]{4,6})>")
+"""How `visible` writes a character that cannot be shown."""
 
 PADDING, BLIND, FORBIDDEN, WEIGHT, NOT_A_NUMBER = range(5)
 """What a cell is. Where cells are pooled, the largest of these wins."""
@@ -310,7 +314,7 @@ class Ink:
         return np.where(head.kinds == WEIGHT, steps.astype(np.int64), self.levels + head.kinds)
 
     def cell(self, code: int, times: int = 1) -> Text:
-        return Text(self.glyphs[code] * times, self.styles[code])
+        return Text.assemble((self.glyphs[code] * times, self.styles[code]))
 
     def halves(self, upper: int, lower: int | None, times: int = 1) -> Text:
         """Two cells, one over the other; there may be no lower one. Twice a mark is the mark."""
@@ -318,8 +322,8 @@ class Ink:
             return self.cell(upper, times)
         above, below = self.pixels[upper], None if lower is None else self.pixels[lower]
         if above is None:
-            return Text(("▄" if below else " ") * times, Style(color=below))
-        return Text("▀" * times, Style(color=above, bgcolor=below))
+            return Text.assemble((("▄" if below else " ") * times, Style(color=below)))
+        return Text.assemble(("▀" * times, Style(color=above, bgcolor=below)))
 
 
 def _ink(console: Console, cmap: str, top: float, cell: int) -> Ink:
@@ -393,13 +397,13 @@ def _pictures(
     body = max(len(maps[0].kinds[0]) * plan.cell, *map(cells, titles))
     room = width - plan.label - 1
     across = max((room + len(GAP)) // (body + len(GAP)), 1)
-    labels = _labels(shown.queries, plan)
+    labels = _labels(shown.queries, plan, ink.ascii_only)
     above = _column_labels(shown.keys, plan, len(maps[0].kinds[0]))
     codes = [ink.codes(head) for head in maps]
     margin = Text(" " * (plan.label + 1))
     lines: list[Text] = []
-    for start in range(0, len(maps), across):
-        some = range(start, min(start + across, len(maps)))
+    for left in range(0, len(maps), across):
+        some = range(left, min(left + across, len(maps)))
         lines.append(_beside(margin, [Text(titles[i], "bold") for i in some], body))
         lines += [_beside(margin, [line] * len(some), body) for line in above]
         painted = [_rows(codes[i], plan, ink) for i in some]
@@ -430,7 +434,7 @@ def _rows(codes: npt.NDArray[np.int64], plan: Plan, ink: Ink) -> Iterator[Text]:
             yield Text().join(ink.cell(code, len(list(run))) for code, run in runs)
 
 
-def _labels(queries: Side, plan: Plan) -> list[Text]:
+def _labels(queries: Side, plan: Plan, plain: bool) -> list[Text]:
     """A label for each line, right-aligned; with a position where a line holds several queries."""
     step = plan.rows_a_label
     labels = []
@@ -440,8 +444,9 @@ def _labels(queries: Side, plan: Plan) -> list[Text]:
         if step > 1:
             number = str(queries.positions[at]) if queries.valid[at] else ""
             room = plan.label - digits - 1
-            token = f"{fit(token, room, right=True)} {number:>{digits}}" if room > 0 else number
-        label = fit(token, plan.label, right=True)
+            token = fit(token, room, True, plain) if room > 0 else ""
+            token = f"{token} {number:>{digits}}".lstrip()
+        label = fit(token, plan.label, True, plain)
         labels.append(Text(f"{label} ", "" if queries.valid[at] else "dim"))
     return labels
 
@@ -450,7 +455,7 @@ def _column_labels(keys: Side, plan: Plan, columns: int) -> list[Text]:
     """The keys' names written downwards, or, where cells are narrow, a ruler of their positions."""
     if plan.cell == 1:
         return [Text(_ruler(keys, plan, columns), "dim")]
-    downwards = [characters(token)[:LABEL_LINES] for token in keys.tokens]
+    downwards = [_downwards(token) for token in keys.tokens]
     return [
         Text().join(
             Text(fit(token[i] if i < len(token) else "", 2), "" if valid else "dim")
@@ -458,6 +463,13 @@ def _column_labels(keys: Side, plan: Plan, columns: int) -> list[Text]:
         )
         for i in range(max(map(len, downwards)))
     ]
+
+
+def _downwards(token: str) -> list[str]:
+    """The first characters, each at most two columns wide; of `<U+202E>` the digits, two by two."""
+    spelled = SPELLED.match(token)
+    parts = re.findall("..?", spelled[1]) if spelled else characters(token)
+    return [start(part, 2) for part in parts[:LABEL_LINES]]
 
 
 def _ruler(keys: Side, plan: Plan, columns: int) -> str:
@@ -492,7 +504,7 @@ def _legend(
         if kind == FORBIDDEN and names:
             words += f" by {', '.join(map(printable, names))}"
         words = notation(f" {words}", ink.ascii_only)
-        pieces.append(_sample(ink, ink.levels + kind, plan).append(words, "default"))
+        pieces.append(_sample(ink, ink.levels + kind, plan).append(words))
     remarks = (
         "rows: queries",
         "columns: keys",
