@@ -39,12 +39,12 @@ def read_npz(path: Path, at_most: int) -> dict[str, Array]:
             members = archive.infolist()
             if len(members) > at_most:
                 raise InputError(f"holds {len(members)} arrays; {at_most} at most are expected")
+            if len({member.filename for member in members}) < len(members):
+                raise InputError("holds two arrays of one name")
             for member in members:
-                name = member.filename.removesuffix(".npy")
-                if name in arrays:
-                    raise InputError(f"holds two arrays of the name {printable(name)}")
                 with archive.open(member.filename) as stream:
-                    arrays[name] = _read_array(stream, member.file_size)
+                    array = _read_array(stream, member.file_size)
+                arrays[member.filename.removesuffix(".npy")] = array
     except (InputError, OSError):
         raise
     except zipfile.BadZipFile as error:

@@ -93,7 +93,7 @@ def broken(change: str) -> bytes:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ("two of a name", "holds two arrays of the name a"),
+        ("two of a name", "holds two arrays of one name"),
         (
             "password",
             "is an archive that cannot be read: File 'a.npy' is encrypted, password required for "
