@@ -110,8 +110,8 @@ def cells(text: str) -> int:
 def shorten(text: str, limit: int, ascii_only: bool = False) -> str:
     """`text` in at most `limit` columns: the middle gives way to an ellipsis, `…` or `..`.
 
-    No user-perceived character is cut. Where the ellipsis would leave nothing of one end, the
-    start alone is kept.
+    No user-perceived character is cut. Where the ellipsis would leave nothing of an end, the start
+    alone is kept.
     """
     if cells(text) <= limit:
         return text
@@ -121,7 +121,7 @@ def shorten(text: str, limit: int, ascii_only: bool = False) -> str:
         return start(text, limit)
     head = start(text, room - room // 2)
     tail = start(text, room - cells(head), backwards=True)
-    return f"{head}{ellipsis}{tail}" if tail else start(text, limit)
+    return f"{head}{ellipsis}{tail}" if head and tail else start(text, limit)
 
 
 def fit(text: str, width: int, right: bool = False, ascii_only: bool = False) -> str:
