@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,7 +23,7 @@ SPECIAL_TOKENS = (PAD, SEP, "[CLS]", "[MASK]")
 PAD_SPELLINGS = (PAD, "<pad>")
 PAD_SIDES = ("right", "left")
 
-LARGEST_INPUT = 2**28
+LARGEST_INPUT = 2**26
 """Bytes read from one file or pipe. A larger text cannot be meant for one attention map."""
 
 Tokens = tuple[str, ...]
@@ -33,16 +35,18 @@ Tokens = tuple[str, ...]
 def words(text: str) -> list[str]:
     """Words and punctuation apart; each Han, Kana or Hangul character by itself; no spaces.
 
-    Apostrophes, dots between digits and joiners stay inside a word ("didn't", "3.14"). Anything
-    else that is not a space is one token per user-perceived character.
+    Apostrophes, separators between digits, soft hyphens and joiners stay inside a word ("didn't",
+    "3.14", "col·lecció"). Anything else that can be seen is one token per user-perceived
+    character. Scripts that put no space between words (Thai, Khmer) are split at punctuation and
+    at zero-width spaces.
     """
     import regex
 
-    letter = (
-        r"[\p{L}\p{M}\p{N}\p{Pc}\u200c\u200d--[\p{scx=Han}\p{scx=Hira}\p{scx=Kana}\p{scx=Hang}]]"
-    )
-    word = rf"(?:{letter}+(?:['’]{letter}+|(?<=\p{{Nd}})[.,](?=\p{{Nd}}){letter}+)*)"
-    return _split(text, regex.compile(rf"(?V1){word}|(?=\S)\X").findall)
+    east_asian = r"[\p{scx=Han}\p{scx=Hira}\p{scx=Kana}\p{scx=Hang}]"
+    letter = rf"[[[\p{{L}}\p{{N}}]--{east_asian}]\p{{M}}\p{{Pc}}\u200c\u200d\u00ad\u2060]"
+    inside = r"(?:['’·׳״]|(?<=\p{Hebrew})\"(?=\p{Hebrew})|(?<=\p{Nd})[.,\u066b\u066c](?=\p{Nd}))"
+    word = rf"{letter}+(?:{inside}{letter}+)*"
+    return _split(text, regex.compile(rf"(?V1){word}|(?=[^\s\u200b\ufeff])\X").findall)
 
 
 def chars(text: str) -> list[str]:
@@ -70,7 +74,8 @@ def _split(text: str, tokenize: Callable[[str], list[str]]) -> list[str]:
     """Tokenize what stands between special tokens; each special token stays whole."""
     import regex
 
-    special = regex.compile("(" + "|".join(map(regex.escape, (*SPECIAL_TOKENS, "<pad>"))) + ")")
+    known = dict.fromkeys((*SPECIAL_TOKENS, *PAD_SPELLINGS))
+    special = regex.compile("(" + "|".join(map(regex.escape, known)) + ")")
     tokens: list[str] = []
     for i, part in enumerate(special.split(text)):
         tokens.extend([part] if i % 2 else tokenize(part))
@@ -139,18 +144,21 @@ def _decode(data: bytes, name: str, encoding: str) -> str:
     if len(data) > LARGEST_INPUT:
         raise InputError(f"{name} has over {LARGEST_INPUT >> 20} MiB; give a part of it")
     try:
-        text = data.decode("utf-8-sig" if encoding.lower() in ("utf-8", "utf8") else encoding)
+        text = data.decode(encoding)
     except LookupError:
         raise InputError(
-            f"--encoding {printable(encoding)} is unknown; utf-8, utf-16 or gb18030, say"
+            f"--encoding {printable(encoding)} is unknown; utf-8, utf-16, cp1252 or gb18030, say"
         ) from None
     except UnicodeDecodeError as error:
+        at = error.start + len(data) - len(error.object)  # some codecs cut off a mark first
+        hint = "name its encoding with --encoding"
+        if data.startswith((b"\xff\xfe", b"\xfe\xff")):
+            hint = "it begins as UTF-16 does: --encoding utf-16"
         raise InputError(
-            f"{name} is not {encoding}: byte {error.start} is 0x{data[error.start]:02X}; "
-            "name its encoding with --encoding"
+            f"{name} is not {printable(encoding)}: byte {at} is 0x{data[at]:02X}; {hint}"
         ) from None
-    except (UnicodeError, ValueError) as error:
-        raise InputError(f"{name} is not {encoding}: {printable(error)}") from None
+    except ValueError as error:
+        raise InputError(f"{name} is not {printable(encoding)}: {printable(error)}") from None
     if "\0" in text:
         at = text.index("\0")
         raise InputError(f"{name} is a binary file, not text: character {at} is NUL")
@@ -159,23 +167,35 @@ def _decode(data: bytes, name: str, encoding: str) -> str:
 
 def _sound(text: str, name: str) -> str:
     """Refuse lone surrogates: no file and no terminal can hold them."""
-    for at, c in enumerate(text):
-        if "\ud800" <= c <= "\udfff":
-            raise InputError(
-                f"{name} is not valid Unicode: character {at} is the lone surrogate U+{ord(c):04X}"
-            )
+    found = re.search("[\ud800-\udfff]", text)
+    if found:
+        raise InputError(
+            f"{name} is not valid Unicode: character {found.start()} is the lone surrogate "
+            f"U+{ord(found[0]):04X}"
+        )
     return text
 
 
 def _parse(text: str, name: str) -> object:
     try:
-        return json.loads(text)
+        return json.loads(text, object_pairs_hook=_unique)
     except json.JSONDecodeError as error:
         raise InputError(
             f"{name} is not JSON: {error.msg} at line {error.lineno}, column {error.colno}"
         ) from None
-    except (RecursionError, ValueError) as error:
+    except RecursionError:
+        raise InputError(f"{name} is JSON that nests too deep to be read") from None
+    except ValueError as error:  # a key that stands twice, a number of thousands of digits
         raise InputError(f"{name} is not JSON that can be read: {printable(error)}") from None
+
+
+def _unique(pairs: list[tuple[str, object]]) -> dict[str, object]:
+    """An object whose keys differ; JSON's own rule, that the last one wins, hides mistakes."""
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        twice = next(k for k, n in Counter(key for key, _ in pairs).items() if n > 1)
+        raise ValueError(f"the key {json.dumps(twice)} stands twice in one object")
+    return found
 
 
 def _json_sequences(value: object, name: str, tokenizer: str) -> list[list[str]]:
@@ -195,15 +215,21 @@ def _one_sequence(value: object, name: str, tokenizer: str) -> list[str]:
     if isinstance(value, str):
         return TOKENIZERS[tokenizer](_sound(value, name))
     if not isinstance(value, list):
-        raise InputError(
-            f"{name} is {type(value).__name__}; a list of tokens or a text is expected"
-        )
+        raise InputError(f"{name} is {_json_kind(value)}; a list of tokens or a text is expected")
     for i, token in enumerate(value):
         if not isinstance(token, str) or not token:
-            shown = printable(json.dumps(token), 40)
-            raise InputError(f"{name}, token {i} is {shown}; a non-empty string is expected")
+            raise InputError(
+                f"{name}, token {i} is {_json_kind(token)}; a non-empty string is expected"
+            )
         _sound(token, f"{name}, token {i}")
     return value
+
+
+def _json_kind(value: object) -> str:
+    """What JSON calls `value`; a short one is shown as it is."""
+    if isinstance(value, (list, dict)):
+        return "a list" if isinstance(value, list) else "an object"
+    return printable(json.dumps(value), 40)
 
 
 def _trimmed(found: Sequence[list[str]]) -> Reading:
@@ -299,8 +325,11 @@ def make_batch(
 ) -> Batch:
     """Pad `sequences` to one width and look up their ids.
 
-    Raises `InputError` when there is no token at all, or when `pad_to` is shorter than a sequence.
+    Raises `InputError` when there is no token at all, when `pad_to` is shorter than a sequence, or
+    when a token is not in the `vocabulary` that was given.
     """
+    if pad_side not in PAD_SIDES:
+        raise InputError(f"--pad-side is '{printable(pad_side)}'; it must be right or left")
     require_tokens(sequences)
     longest = max(map(len, sequences))
     if pad_to is not None and pad_to < longest:
@@ -313,6 +342,10 @@ def make_batch(
     ids = np.full((len(sequences), width), number[PAD], dtype=np.int64)
     for row, tokens in zip(ids, sequences, strict=True):
         start = 0 if pad_side == "right" else width - len(tokens)
-        row[start : start + len(tokens)] = [number[token] for token in tokens]
+        try:
+            row[start : start + len(tokens)] = [number[token] for token in tokens]
+        except KeyError as unknown:
+            token = printable(unknown.args[0])
+            raise InputError(f"the token '{token}' is not in the vocabulary") from None
     lengths = np.array([len(tokens) for tokens in sequences], dtype=np.int64)
     return Batch(tuple(sequences), ids, lengths, pad_side, vocabulary)
