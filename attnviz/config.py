@@ -43,15 +43,20 @@ def head_count_advice(d_model: int, n_heads: int) -> str:
     if whole == 0:
         return (
             f"d_model {d_model} is smaller than n_heads {n_heads}, so a head would have no width; "
-            f"use at most {d_model} heads, or give d_k (with --d-k 1 they project to {n_heads})"
+            f"use {d_model} heads or fewer that divide it, or give d_k "
+            f"(with --d-k 1 they project to {n_heads})"
         )
     working = divisors(d_model)
     at = bisect_left(working, n_heads)
-    near = f"{working[at - 1]} or {working[at]}"  # 1 and d_model divide, so both neighbours exist
+    near = working[at - 1], working[at]  # 1 and d_model divide, so both neighbours exist
+    usual = ""
+    if d_model % 64 == 0 and d_model // 64 not in near:
+        usual = f" ({d_model // 64} give the usual d_k of 64)"
     return (
         f"d_model {d_model} is not divisible by n_heads {n_heads}: "
-        f"{d_model} = {n_heads}·{whole} + {rest}; use {near} heads, or keep {n_heads} heads "
-        f"with --d-k {whole} (they project to {n_heads}·{whole} = {n_heads * whole})"
+        f"{d_model} = {n_heads}·{whole} + {rest}; use {near[0]} or {near[1]} heads{usual}, "
+        f"or keep {n_heads} heads with --d-k {whole} "
+        f"(they project to {n_heads}·{whole} = {n_heads * whole})"
     )
 
 
