@@ -37,6 +37,9 @@ AXIS_WORDS = {
     "V": "vocabulary",
 }
 
+BIAS_WORDS = {"V": "distances in the table"}
+"""In a layer with position biases, V counts the rows of their table: there is no other."""
+
 AXIS_COLORS = {
     "B": "magenta",
     "L": "white",
@@ -329,7 +332,8 @@ def print_trace(
         return
     paper = Paper.of(console)
     sizes = sizes_of(steps) if sizes is None else sizes
-    write(console, *flow(_size_pieces(sizes, paper), paper.width, "  "), Text())
+    words = {**AXIS_WORDS, **BIAS_WORDS} if _has(steps, "position_bias") else AXIS_WORDS
+    write(console, *flow(_size_pieces(sizes, words, paper), paper.width, "  "), Text())
     write(console, *_trace_lines(rows_of(steps, expand, cross), paper, source))
     if totals:
         write(console, Text(), *_total_lines(steps, paper))
@@ -355,10 +359,15 @@ class Paper:
         return Text(("-" if self.ascii_only else "─") * width, "dim")
 
 
-def _size_pieces(sizes: Mapping[str, int], paper: Paper) -> list[Text]:
+def _has(steps: Sequence[Step], name: str) -> bool:
+    return any(step.name == name for step in steps)
+
+
+def _size_pieces(sizes: Mapping[str, int], words: Mapping[str, str], paper: Paper) -> list[Text]:
+    """`H 8 heads` for each axis, its name in its colour."""
     return [
-        Text().append_text(_axis(axis, paper)).append(f" {sizes[axis]:,} {words}")
-        for axis, words in AXIS_WORDS.items()
+        Text().append_text(_axis(axis, paper)).append(f" {sizes[axis]:,} {words[axis]}")
+        for axis in words
         if axis in sizes
     ]
 
@@ -477,7 +486,7 @@ def _narrow_lines(rows: Sequence[Row], paper: Paper, source: bool) -> list[Text]
     for row, mark, line in zip(rows, marks, lines[1:], strict=True):
         if row.first.stage != stage:
             stage = row.first.stage
-            shown.append(Text(stage, "bold"))
+            shown += flow([Text(stage, "bold")], paper.width)
         shown += [line] if fits else _flowing(row, mark, paper)
         shown += _indented(paper.text(row.words), paper)
         if source:
