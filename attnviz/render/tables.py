@@ -185,7 +185,7 @@ def peak(steps: Sequence[Step]) -> tuple[int, int]:
         if step.is_view and read[i]:
             owner[i] = owner[read[i][0]]
         for source in read[i]:
-            last[owner[source]] = i
+            last[owner[source]] = max(last[owner[source]], i)
         if step.name in RESULTS:
             last[owner[i]] = len(steps) - 1
     alive = [
