@@ -6,11 +6,11 @@ joined when the page is written, by one rule (`join_modules`). Nothing else is b
 
 Numbers go into the file as follows.
 
-- Each head's weights are whole numbers, compressed with zlib and written in base64, one head a line,
-  in the order sequence, head. 0 is exactly 0; 1 … n + 1 stand for `low + (number - 1) · step`, with
-  `low` and `step` a head's own and n steps a head; the largest number there is stands for what is not
-  a number. A weight that rounds to nothing is 1, not 0. A number takes one byte; where the page is
-  small all the same, two, the lower first.
+- Each head's weights are whole numbers, compressed with zlib and written in base64, a line for a
+  head, in the order sequence, head. 0 is exactly 0; 1 … n + 1 stand for `low + (number - 1) · step`,
+  with `low` and `step` a head's own and n steps a head; the largest number there is stands for what
+  is not a number. A weight that rounds to nothing is 1, not 0. A number takes one byte; where the
+  page is small all the same, two, the lower first.
 - Each different mask is one bit a cell, rows first, highest bit first, compressed in the same way.
 - Everything else is one JSON object.
 """
@@ -185,12 +185,10 @@ def _encode(weights: npt.NDArray[Any], steps: int) -> EncodedHead:
 def _packed(data: Codes) -> str:
     """Little-endian bytes, compressed, in base64."""
     little = data.astype(data.dtype.newbyteorder("<"), copy=False)
-    return b64encode(zlib.compress(np.ascontiguousarray(little), 6)).decode("ascii")
+    return b64encode(zlib.compress(little.tobytes(), 6)).decode("ascii")
 
 
-def _levels(
-    result: AttentionResult, rows: Sequence[int], heads: Sequence[tuple[int, int]]
-) -> int:
+def _levels(result: AttentionResult, rows: Sequence[int], heads: Sequence[tuple[int, int]]) -> int:
     """How many steps a head's weights get: the most that fit into the budget.
 
     Coarser steps are tried on every sixteenth row of each head, by bisection.
@@ -207,7 +205,7 @@ def _levels(
 
     def fits(steps: int) -> bool:
         sampled = sum(len(_encode(sample, steps).line) for sample in samples)
-        return sampled * 1.02 <= WEIGHTS_BUDGET * share
+        return bool(sampled * 1.02 <= WEIGHTS_BUDGET * share)
 
     ladder = [round(SHARPEST / 2 ** (rung / 4)) for rung in range(17)]  # 253, 213, …, 16
     return ladder[min(bisect_left(ladder, True, key=fits), len(ladder) - 1)]
@@ -276,13 +274,12 @@ def _sequence(
 
 def _measures(result: AttentionResult, s: int) -> dict[str, npt.NDArray[np.float64]]:
     """Layer by layer: a layer's arrays stay in the processor's cache, all layers' do not."""
-    parts = [
-        measure(
-            replace(result, attention=result.attention[i : i + 1], allowed=result.allowed[i : i + 1]),
-            s,
-        ).result()
-        for i in range(result.n_layers)
-    ]
+    parts = []
+    with np.errstate(invalid="ignore"):  # weights that are no numbers give measures that are none
+        for i in range(result.n_layers):
+            layer = slice(i, i + 1)
+            one = replace(result, attention=result.attention[layer], allowed=result.allowed[layer])
+            parts.append(measure(one, s).result())
     return {name: np.concatenate([part[name] for part in parts]) for name in MEASURES}
 
 

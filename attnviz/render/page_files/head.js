@@ -59,21 +59,33 @@ export function view(side) {
     const height = narrow ? Math.max(300, width) : Math.max(360, innerHeight - plot.getBoundingClientRect().top - scrollY - 84);
     const room = (labelHeight, right) => Math.min((width - left - right) / facts.keys, (height - labelHeight - 30) / facts.queries);
     let slant = 0;
-    let top = 44;
+    let top = 52;
     let right = 26;
     let size = room(top, right);
     if (columnWidth + 6 > Math.min(size, LARGEST_CELL)) {
       slant = narrow ? -90 : -52;
-      top = 30 + columnWidth * (narrow ? 1 : 0.79) + 8;
+      top = 40 + columnWidth * (narrow ? 1 : 0.79) + 8;
       right = narrow ? 24 : Math.max(26, columnWidth * 0.62);
       size = room(top, right);
     }
     const dots = devicePixelRatio || 1;
-    const fitted = size * dots >= 1 ? Math.floor(Math.min(size, LARGEST_CELL) * dots) / dots : size;
+    const sharp = (pixels) => (pixels * dots >= 1 ? Math.floor(Math.min(pixels, LARGEST_CELL) * dots) / dots : pixels);
+    const fitted = sharp(size);
     layout = { left, top, right, slant, rows, columns, fitted, width, height, dots };
-    layout.plotWidth = Math.min(width - left - right, fitted * facts.keys);
-    layout.plotHeight = Math.min(height - top - 30, fitted * facts.queries);
+    layout.home = home(sharp, (width - left - right), (height - top - 30));
     pool = fitted * dots >= 1 ? 1 : Math.ceil(1 / (fitted * dots));
+  }
+
+  // The cell and corner to begin with.
+  function home(sharp, wide, high) {
+    const shown = parts.area(head);
+    const cell = sharp(Math.min(wide / (shown.endKey - shown.key), high / (shown.endQuery - shown.query)));
+    return { cell, x: shown.key, y: shown.query };
+  }
+
+  function goHome() {
+    cell = layout.home.cell;
+    at = { x: layout.home.x, y: layout.home.y };
   }
 
   function fit() {
@@ -82,7 +94,10 @@ export function view(side) {
     paintAll();
   }
 
+  // The plot takes the room that the cells need, as far as there is any; and shows no place without cells.
   function bounded() {
+    layout.plotWidth = Math.min(layout.width - layout.left - layout.right, cell * facts.keys);
+    layout.plotHeight = Math.min(layout.height - layout.top - 30, cell * facts.queries);
     const most = (count, pixels) => Math.max(0, count - pixels / cell);
     at.x = Math.min(most(facts.keys, layout.plotWidth), Math.max(0, at.x));
     at.y = Math.min(most(facts.queries, layout.plotHeight), Math.max(0, at.y));
@@ -156,7 +171,7 @@ export function view(side) {
     const { left, top, plotWidth, plotHeight } = layout;
     const thinned = (step) => (step > 1 ? `, every ${step}${step === 2 ? "nd" : step === 3 ? "rd" : "th"} named` : "");
     items.push(
-      { kind: "text", text: `key: is looked at →${thinned(columnStep)}`, x: left, y: 15, size: 12, weight: 600, fill: soft },
+      { kind: "text", text: `key: is looked at →${thinned(columnStep)}`, x: left, y: 20, size: 12, weight: 600, fill: soft },
       { kind: "text", text: `← query: looks${thinned(rowStep)}`, x: 15, y: top + plotHeight, size: 12, weight: 600, fill: soft, rotate: -90 },
     );
     for (let q = y0; q < y1; q++) {
@@ -267,6 +282,7 @@ export function view(side) {
     zoomText.textContent = all ? "all" : `${Math.round(cell / layout.fitted * 10) / 10}×`;
     plot.classList.toggle("zoomed", !all);
     controls.hidden = layout.fitted >= 40;
+    Object.assign(plot.dataset, { left: layout.left, top: layout.top, cell, key: at.x, query: at.y }); // where cells are, for whoever drives the page
   }
 
   function paintOver() {
@@ -354,14 +370,11 @@ export function view(side) {
     const redraw = head !== next || PICTURE.some((name) => changed.has(name));
     head = next;
     if (redraw) {
-      const wasFitted = !layout || changed.has("sequence") || cell <= layout.fitted;
+      const wasHome = !layout || changed.has("sequence") || cell === layout.home.cell || cell <= layout.fitted;
       measure();
       full = parts.picture(head);
       pooled = pool > 1 ? parts.picture(head, pool) : null;
-      if (wasFitted) {
-        cell = layout.fitted;
-        at = { x: 0, y: 0 };
-      }
+      if (wasHome) goHome();
       paintAll();
       performance.mark("attnviz:first-head");
     } else if (changed.has("by-key") && bringIntoView()) {

@@ -18,8 +18,8 @@ export function view(side) {
   const count = el("p", { class: "count" });
   const controls = el("div", { class: "controls" }, chips,
     el("label", { class: "range", "data-picture": "no" }, "Hide below", threshold, thresholdText), count);
-  const queries = column("queries", facts.cross ? "Queries: one text" : "Queries: each looks", "query");
-  const keys = column("keys", facts.cross ? "Keys: the other text" : "Keys: each is looked at", "key");
+  const queries = column("queries", facts.cross ? "Queries: this text looks" : "Queries: each looks", "query");
+  const keys = column("keys", facts.cross ? "Keys: this one is looked at" : "Keys: each is looked at", "key");
   const canvas = el("canvas", { "aria-hidden": "true" });
   const between = el("div", { class: "between" }, canvas);
   const columns = el("div", { class: "columns" }, queries.root, between, keys.root);
@@ -31,16 +31,21 @@ export function view(side) {
 
   threshold.addEventListener("input", () => state.set({ threshold: Number(threshold.value) }));
 
-  // A column of tokens to choose from.
+  // A column of tokens to choose from; padding is counted, not listed.
   function column(which, title, name) {
     const list = el("div", { class: "tokens", role: "listbox", tabindex: 0, "aria-label": title, "data-text": which });
-    const made = el("div", { class: `column ${which}` }, el("h3", {}, title), list);
+    const padded = el("p", { class: "padded" });
+    const made = el("div", { class: `column ${which}` }, el("h3", {}, title), list, padded);
     let rows = [];
-    function fill(tokens, real) {
-      rows = tokens.map((token, i) => el("div", {
-        role: "option", id: `line-${which}-${i}`, "data-at": i, class: i < real[0] || i >= real[1] ? "padding" : "",
+    let first = 0;
+    function fill(tokens, [start, end]) {
+      first = start;
+      rows = tokens.slice(start, end).map((token, i) => el("div", {
+        role: "option", id: `line-${which}-${start + i}`, "data-at": start + i,
       }, el("bdi", {}, parts.label(token, 22))));
       list.replaceChildren(...rows);
+      const count = tokens.length - rows.length;
+      padded.textContent = !rows.length ? "all padding" : count ? `+ ${count} padding` : "";
     }
     function choose(at, more = {}) {
       active = true;
@@ -59,7 +64,7 @@ export function view(side) {
     });
     list.addEventListener("focus", () => { if (list.matches(":focus-visible")) choose(state.state[name]); });
     list.addEventListener("blur", () => rest());
-    return { root: made, list, fill, rows: () => rows };
+    return { root: made, list, fill, rows: () => rows, first: () => first, row: (i) => rows[i - first] };
   }
 
   function rest() {
@@ -147,12 +152,12 @@ export function view(side) {
     const rows = { q: queries.rows(), k: keys.rows() };
     if (!rows.q.length || !rows.k.length) return [];
     // Rows are equally high, so two of them say where all are.
-    const place = (list) => {
+    const place = (list, from) => {
       const first = centre(list[0], frame);
       const step = list.length > 1 ? (centre(list.at(-1), frame) - first) / (list.length - 1) : 0;
-      return (i) => first + i * step;
+      return (i) => first + (i - from) * step;
     };
-    const [yq, yk] = [place(rows.q), place(rows.k)];
+    const [yq, yk] = [place(rows.q, queries.first()), place(rows.k, keys.first())];
     const found = [];
     for (const { q, k, weight, head } of drawn.lines) {
       const [y0, y1] = [yq(q), yk(k)];
@@ -182,26 +187,29 @@ export function view(side) {
   // Beside the lines, each token that is reached gets a stripe for each head, as strong as its weight.
   function stripes() {
     const looking = state.state.side === "looks";
-    const mark = (rows, isChosen, weightOf) => rows.forEach((row, i) => {
+    const mark = (column, isChosen, weightOf) => column.rows().forEach((row, place) => {
+      const i = column.first() + place;
       row.setAttribute("aria-selected", String(isChosen(i)));
-      row.classList.toggle("chosen", active && isChosen(i));
-      const parts = active && weightOf ? heads.map((head) => weightOf(head, i)) : [];
-      if (!parts.some((part) => part > 0)) {
+      row.classList.toggle("chosen", active && !weightOf && isChosen(i));
+      const shares = active && weightOf ? heads.map((head) => weightOf(head, i)) : [];
+      if (!shares.some((part) => part > 0)) {
         row.style.backgroundImage = "";
         return;
       }
-      const stops = parts.flatMap((part, j) => {
+      const stops = shares.flatMap((part, j) => {
         const colour = `color-mix(in srgb, ${colours.headColour(heads[j].head)} ${Math.round(35 * Math.min(1, part))}%, transparent)`;
-        return [`${colour} ${(100 * j) / parts.length}%`, `${colour} ${(100 * (j + 1)) / parts.length}%`];
+        return [`${colour} ${(100 * j) / shares.length}%`, `${colour} ${(100 * (j + 1)) / shares.length}%`];
       });
       row.style.backgroundImage = `linear-gradient(90deg, ${stops.join(", ")})`;
     });
     const { query, key } = state.state;
     const weight = (head, q, k) => (head.shows(q, k) ? head.weight(q, k) / drawn.top : 0);
-    mark(queries.rows(), (i) => i === query, looking ? null : (head, i) => weight(head, i, key));
-    mark(keys.rows(), (i) => i === key, looking ? (head, i) => weight(head, query, i) : null);
-    queries.list.setAttribute("aria-activedescendant", `line-queries-${query}`);
-    keys.list.setAttribute("aria-activedescendant", `line-keys-${key}`);
+    mark(queries, (i) => i === query, looking ? null : (head, i) => weight(head, i, key));
+    mark(keys, (i) => i === key, looking ? (head, i) => weight(head, query, i) : null);
+    for (const [column, at] of [[queries, query], [keys, key]]) {
+      if (column.row(at)) column.list.setAttribute("aria-activedescendant", column.row(at).id);
+      else column.list.removeAttribute("aria-activedescendant");
+    }
   }
 
   function paint() {
@@ -230,15 +238,17 @@ export function view(side) {
     if (shownFor !== sequence) {
       queries.fill(run.queryTokens(sequence), facts.sequences[sequence].queryReal);
       keys.fill(run.keyTokens(sequence), facts.sequences[sequence].keyReal);
+      const most = Math.max(queries.rows().length, keys.rows().length, 1);
+      const row = Math.round(Math.min(38, Math.max(24, (innerHeight - 300) / most)));
+      columns.style.setProperty("--row", `${row}px`);
       shownFor = sequence;
     }
     threshold.value = state.state.threshold;
     if (state.state.pinned) active = true;
     fillChips();
-    if (changed.has("by-key")) {
-      active = true;
-      const looking = state.state.side === "looks";
-      (looking ? queries.rows()[state.state.query] : keys.rows()[state.state.key])?.scrollIntoView({ block: "nearest" });
+    if (changed.has("by-key")) active = true;
+    if (changed.has("by-key") || (changed.has("view") && state.state.pinned)) {
+      (state.state.side === "looks" ? queries.row(state.state.query) : keys.row(state.state.key))?.scrollIntoView({ block: "nearest" });
     }
     if (changed.has("pinned") && !state.state.pinned) rest();
     paint();

@@ -29,7 +29,7 @@ const side = {
   },
 };
 const views = {
-  matrix: matrix.view(openHead, (i) => card.strips.update(i)),
+  matrix: matrix.view(openHead, lookAt),
   head: head.view(side),
   lines: lines.view(side),
   text: text.view(side),
@@ -39,7 +39,13 @@ for (const [name, view] of Object.entries(views)) byId(`panel-${name}`).append(v
 byId("aside").append(card.root);
 byId("legend").append(legend.root);
 
-const PARTS_OF_CARD = { matrix: ["strips"], head: ["cell", "looks", "seen", "strips"], lines: ["looks", "seen", "strips"], text: ["looks", "seen", "strips"], trace: [] };
+const PARTS_OF_CARD = { matrix: ["preview"], head: ["cell", "lists"], lines: ["lists"], text: ["lists"], trace: [] };
+
+// A head that is pointed at, or reached by the keyboard, in the matrix.
+async function lookAt(i) {
+  card.strips.update(i);
+  card.preview.update(await run.head(state.state.sequence, i));
+}
 
 function openHead(i) {
   state.set({ head: i, view: "head", chosen: null });
@@ -54,7 +60,8 @@ function showView(name) {
     tab.tabIndex = other === name ? 0 : -1;
   }
   card.cell.hidden = !PARTS_OF_CARD[name].includes("cell");
-  card.looks.root.hidden = card.seen.root.hidden = !PARTS_OF_CARD[name].includes("looks");
+  card.preview.root.hidden = !PARTS_OF_CARD[name].includes("preview");
+  card.looks.root.hidden = card.seen.root.hidden = !PARTS_OF_CARD[name].includes("lists");
   byId("aside").hidden = name === "trace";
   byId("legend").hidden = name === "trace" || name === "lines";
   byId("scale-label").hidden = byId("curve-label").hidden = name === "trace" || name === "lines";
@@ -278,6 +285,7 @@ function currentScene() {
     items.push({ kind: "text", text: byId("untrained").textContent.trim().replace(/\s+/g, " "), x: margin, y: y + 8, size: 13, weight: 600, fill: colours.css("warn") });
     y += 20;
   }
+  const widest = Math.max(...items.map((item) => item.x + scene.textWidth(item.text, item.size, item.weight)));
   items.push(...scene.moved(body.items, margin, y + 8));
   y += body.height + 8;
   if (!byId("legend").hidden) {
@@ -285,7 +293,7 @@ function currentScene() {
     items.push(...scene.moved(below.items, margin, y + 8));
     y += below.height + 8;
   }
-  const width = Math.ceil(Math.max(body.width + 2 * margin, 520));
+  const width = Math.ceil(Math.max(body.width + margin, widest) + margin);
   const height = Math.ceil(y + margin);
   return {
     width, height, title: `attnviz: ${view}, ${name}`, description: `${subtitle}. ${byId("rounding").textContent}`,
@@ -303,7 +311,7 @@ byId("svg").addEventListener("click", () => {
 let before = new Set();
 function update(changed) {
   if (byKey) changed.add("by-key");
-  const { view, head: index, sequence } = state.state;
+  const { view, head: index } = state.state;
   if (changed.has("view")) showView(view);
   showChoices();
   if (changed.has("sequence")) search();
@@ -315,7 +323,8 @@ function update(changed) {
   // A view that was hidden while things changed learns of them when it is shown.
   const all = changed.has("view") ? new Set([...changed, ...before]) : changed;
   before = changed.has("view") ? new Set() : new Set([...before, ...changed]);
-  views[view].update(all, sequence);
+  views[view].update(all);
+  if (view === "matrix" && !(changed.size === 1 && changed.has("head"))) lookAt(index);
 }
 
 try {

@@ -6,7 +6,7 @@ import * as parts from "./parts.js";
 
 const { facts } = run;
 const { el } = parts;
-const THUMBNAIL = 192; // pixels that a thumbnail has at most on a side
+const AT_ONCE = 12; // heads that are opened together
 
 export function view(onOpen, onLook) {
   const grid = el("div", { class: "tiles", role: "group", "aria-label": "Heads" });
@@ -101,15 +101,15 @@ export function view(onOpen, onLook) {
   let turn = 0;
   async function draw(kept) {
     const own = ++turn;
-    for (const i of kept) {
-      const head = await run.head(state.state.sequence, i);
-      if (own !== turn) return;
-      const drawn = parts.picture(head, Math.ceil(Math.max(facts.queries, facts.keys) / THUMBNAIL));
-      const { canvas } = tiles[i];
-      [canvas.width, canvas.height] = [drawn.width, drawn.height];
-      canvas.getContext("2d").drawImage(drawn, 0, 0);
-      canvas.style.aspectRatio = `${facts.keys} / ${facts.queries}`;
-      if (i === kept[0]) performance.mark("attnviz:first-head");
+    const { sequence } = state.state;
+    const width = (kept.length && tiles[kept[0]].canvas.clientWidth || 64) * devicePixelRatio;
+    for (let from = 0; from < kept.length; from += from ? AT_ONCE : 1) { // the first one alone: it is seen soonest
+      const some = kept.slice(from, from ? from + AT_ONCE : 1);
+      for (const head of await Promise.all(some.map((i) => run.head(sequence, i)))) {
+        if (own !== turn) return;
+        parts.fillCanvas(tiles[head.index].canvas, head, width);
+      }
+      if (!from) performance.mark("attnviz:first-head");
     }
     performance.mark("attnviz:all-heads");
   }

@@ -88,11 +88,25 @@ function codeColours(head, top) {
   return (code) => table[code];
 }
 
-// A canvas with a pixel for each `pool` × `pool` cells: the largest of them. What a mask forbids stays
-// transparent, so that the hatch behind it is seen; padding has a tone of its own.
-export function picture(head, pool = 1) {
-  const width = Math.ceil(facts.keys / pool);
-  const height = Math.ceil(facts.queries / pool);
+const BESIDE = 2; // padded places that stay in sight
+
+// What is shown first of a head: everything; but where padding takes most of the room, what is not padding.
+export function area(head) {
+  const { firstQuery, endQuery, firstKey, endKey } = head;
+  const all = { query: 0, endQuery: facts.queries, key: 0, endKey: facts.keys };
+  const real = (endQuery - firstQuery) * (endKey - firstKey);
+  if (!real || real * 2 > facts.queries * facts.keys) return all;
+  return {
+    query: Math.max(0, firstQuery - BESIDE), endQuery: Math.min(facts.queries, endQuery + BESIDE),
+    key: Math.max(0, firstKey - BESIDE), endKey: Math.min(facts.keys, endKey + BESIDE),
+  };
+}
+
+// A canvas with a pixel for each `pool` × `pool` cells of an area: the largest of them. What a mask
+// forbids stays transparent, so that the hatch behind it is seen; padding has a tone of its own.
+export function picture(head, pool = 1, shown = { query: 0, endQuery: facts.queries, key: 0, endKey: facts.keys }) {
+  const width = Math.ceil((shown.endKey - shown.key) / pool);
+  const height = Math.ceil((shown.endQuery - shown.query) / pool);
   const canvas = document.createElement("canvas");
   canvas.width = width;
   canvas.height = height;
@@ -106,11 +120,12 @@ export function picture(head, pool = 1) {
   for (let y = 0; y < height; y++) {
     const largest = new Int32Array(width).fill(-2); // -2: all padding, -1: all forbidden; not a number wins
     let top = 0;
-    for (let q = Math.max(firstQuery, y * pool); q < Math.min(endQuery, (y + 1) * pool); q++) {
+    const from = shown.query + y * pool;
+    for (let q = Math.max(firstQuery, from); q < Math.min(endQuery, from + pool, shown.endQuery); q++) {
       const row = q * facts.keys;
       top = Math.max(top, head.rowLargest[q]);
-      for (let k = firstKey; k < endKey; k++) {
-        const x = pool === 1 ? k : (k / pool) | 0;
+      for (let k = Math.max(firstKey, shown.key); k < Math.min(endKey, shown.endKey); k++) {
+        const x = pool === 1 ? k - shown.key : ((k - shown.key) / pool) | 0;
         const found = allowed && !allowed[row + k] ? -1 : codes[row + k];
         if (found > largest[x]) largest[x] = found;
       }
@@ -209,7 +224,8 @@ export function card() {
     el("p", { class: "weight" }, el("span", { class: "role" }, "weight"), weight, error),
     el("dl", {}, rank.term, rank.value, mask.term, mask.value), pin);
   const strips = measureStrips();
-  const root = el("div", { class: "card" }, cell, looks.root, seen.root, strips.root);
+  const picture = preview();
+  const root = el("div", { class: "card" }, picture.root, cell, looks.root, seen.root, strips.root);
   function update(head) {
     const { query: q, key: k, pinned } = state.state;
     const what = verdict(head, q, k);
@@ -229,7 +245,29 @@ export function card() {
     looks.update(head, q, k);
     seen.update(head, q, k);
   }
-  return { root, cell, looks, seen, strips, update };
+  return { root, cell, looks, seen, strips, preview: picture, update };
+}
+
+// A head that is pointed at in the matrix, larger.
+function preview() {
+  const canvas = el("canvas", { "aria-hidden": "true" });
+  const root = el("section", { class: "preview" }, canvas);
+  function update(head) {
+    fillCanvas(canvas, head, 512);
+  }
+  return { root, update };
+}
+
+// Draw a head into a canvas of some `width`: square cells, sharp where there is room for them.
+export function fillCanvas(canvas, head, width) {
+  const shown = area(head);
+  const [across, down] = [shown.endKey - shown.key, shown.endQuery - shown.query];
+  const drawn = picture(head, Math.max(1, Math.floor(across / width)), shown);
+  [canvas.width, canvas.height] = [drawn.width, drawn.height];
+  canvas.getContext("2d").drawImage(drawn, 0, 0);
+  canvas.style.aspectRatio = `${across} / ${down}`;
+  canvas.classList.add("drawn");
+  canvas.classList.toggle("sharp", drawn.width <= width);
 }
 
 // Each measure as a line with a dot for every head, this one's marked.

@@ -127,13 +127,20 @@ function tenths(value) {
   return Math.round(value * 10) / 10;
 }
 
-function cropped(item) {
-  const { sx = 0, sy = 0, sw = item.canvas.width, sh = item.canvas.height } = item;
+// The part of a canvas that is shown, cut at whole pixels; the rest of a pixel is hidden by the frame.
+function imageElement(item) {
+  const { canvas, x, y, w, h, sx = 0, sy = 0, sw = canvas.width, sh = canvas.height } = item;
+  const [left, top] = [Math.floor(sx), Math.floor(sy)];
+  const width = Math.min(canvas.width, Math.ceil(sx + sw)) - left;
+  const height = Math.min(canvas.height, Math.ceil(sy + sh)) - top;
   const part = document.createElement("canvas");
-  part.width = Math.max(1, Math.round(sw));
-  part.height = Math.max(1, Math.round(sh));
-  part.getContext("2d").drawImage(item.canvas, sx, sy, sw, sh, 0, 0, part.width, part.height);
-  return part.toDataURL("image/png");
+  [part.width, part.height] = [width, height];
+  part.getContext("2d").drawImage(canvas, -left, -top);
+  const [across, down] = [w / sw, h / sh]; // a pixel's size
+  return element("svg", { x, y, width: w, height: h }, element("image", {
+    x: (left - sx) * across, y: (top - sy) * down, width: width * across, height: height * down,
+    preserveAspectRatio: "none", style: "image-rendering:pixelated", href: part.toDataURL("image/png"),
+  }));
 }
 
 const writers = {
@@ -141,10 +148,7 @@ const writers = {
     transform: rotate ? `rotate(${[rotate, ...about].map(tenths).join(" ")})` : undefined, x, y, width: w, height: h, rx: radius || undefined, fill: fill ?? "none", stroke, "stroke-width": stroke && (width ?? 1),
   }),
   hatch: ({ x, y, w, h }) => element("rect", { x, y, width: w, height: h, fill: "url(#forbidden)" }),
-  image: (item) => element("image", {
-    x: item.x, y: item.y, width: item.w, height: item.h, preserveAspectRatio: "none",
-    style: "image-rendering:pixelated", href: cropped(item),
-  }),
+  image: imageElement,
   line: ({ x0, y0, x1, y1, stroke, width }) => element("line", {
     x1: x0, y1: y0, x2: x1, y2: y1, stroke, "stroke-width": width ?? 1,
   }),
@@ -200,22 +204,22 @@ export function moved(items, dx, dy) {
 }
 
 function boxItems(style, box) {
-  const items = [];
-  const fill = style.backgroundColor;
   const seen = (colour) => !/^rgba\(.*, 0\)$|^transparent$/.test(colour);
-  const radius = Math.min(parseFloat(style.borderTopLeftRadius) || 0, box.height / 2);
-  const border = parseFloat(style.borderTopWidth) > 0 && style.borderTopStyle !== "none" ? style.borderTopColor : null;
-  if (seen(fill) || border) {
-    const inset = border ? 0.5 : 0;
+  const border = (side) => (parseFloat(style[`border${side}Width`]) > 0 && seen(style[`border${side}Color`]) ? style[`border${side}Color`] : null);
+  const sides = ["Top", "Right", "Bottom", "Left"].map(border);
+  const framed = sides.every(Boolean);
+  const fill = seen(style.backgroundColor) ? style.backgroundColor : undefined;
+  const items = [];
+  if (fill || framed) {
+    const inset = framed ? 0.5 : 0;
     items.push({
-      kind: "rect", x: box.x + inset, y: box.y + inset, w: box.width - 2 * inset, h: box.height - 2 * inset, radius,
-      fill: seen(fill) ? fill : undefined, stroke: border ?? undefined,
+      kind: "rect", x: box.x + inset, y: box.y + inset, w: box.width - 2 * inset, h: box.height - 2 * inset,
+      radius: Math.min(parseFloat(style.borderTopLeftRadius) || 0, box.height / 2), fill, stroke: framed ? sides[0] : undefined,
     });
   }
-  if (!border && parseFloat(style.borderBottomWidth) > 0) {
-    const y = box.y + box.height - 0.5;
-    items.push({ kind: "line", x0: box.x, y0: y, x1: box.x + box.width, y1: y, stroke: style.borderBottomColor });
-  }
+  const [x0, y0, x1, y1] = [box.left, box.top + 0.5, box.right, box.bottom - 0.5];
+  if (!framed && sides[0]) items.push({ kind: "line", x0, y0, x1, y1: y0, stroke: sides[0] });
+  if (!framed && sides[2]) items.push({ kind: "line", x0, y0: y1, x1, y1, stroke: sides[2] });
   return items;
 }
 
@@ -269,20 +273,31 @@ function walk(node, items) {
     items.push(...moved(node.scene(), box.x, box.y));
     return;
   }
-  if (node.dataset.hatch) items.push({ kind: "hatch", x: box.x, y: box.y, w: box.width, h: box.height });
+  if (node.dataset.hatch || node.classList.contains("forbidden")) items.push({ kind: "hatch", x: box.x, y: box.y, w: box.width, h: box.height });
   else items.push(...boxItems(style, box));
   if (node.tagName === "CANVAS") {
+    if (node.classList.contains("drawn")) items.push({ kind: "hatch", x: box.x, y: box.y, w: box.width, h: box.height });
     items.push({ kind: "image", canvas: node, x: box.x, y: box.y, w: box.width, h: box.height });
   }
   for (const child of node.childNodes) walk(child, items);
 }
 
-// An element as shapes, placed relative to its own corner. What has data-picture="no" stays out.
+// An element as shapes, moved to the corner. What has data-picture="no" stays out.
 export function snapshot(root) {
   const items = [];
   walk(root, items);
-  const box = root.getBoundingClientRect();
-  return { width: root.scrollWidth, height: root.scrollHeight, items: moved(items, -box.x, -box.y) };
+  const tops = items.flatMap((item) => [item.y !== undefined ? item.y - (item.size ?? 0) : Math.min(item.y0, item.y1)]);
+  const { x } = root.getBoundingClientRect();
+  const y = tops.length ? Math.min(...tops) : 0;
+  const right = items.map((item) => item.x1 ?? item.x + (item.w ?? 0));
+  const bottom = items.map((item) => Math.max(item.y1 ?? 0, (item.y ?? 0) + (item.h ?? 4)));
+  return { width: Math.max(root.clientWidth, ...right.map((at) => at - x)), height: Math.max(0, ...bottom) - y, items: moved(items, -x, -y) };
+}
+
+export function textWidth(text, size, weight = 400) {
+  const context = document.createElement("canvas").getContext("2d");
+  context.font = font({ size, weight });
+  return context.measureText(text).width;
 }
 
 export function download(blob, name) {

@@ -38,10 +38,11 @@ export function view(side) {
       }));
       const pieces = tokens.asText(real);
       spans.forEach((span, i) => { span.textContent = tokens.shorten(pieces[i].text, 80); });
+      made.classList.toggle("short", real.join(" ").length < 160);
       made.replaceChildren(...spans.flatMap((span, i) => (pieces[i].space ? [" ", span] : [span])));
       if (!real.length) made.append(el("span", { class: "none" }, "no tokens: all of this sequence is padding"));
       const padded = all.length - real.length;
-      if (padded && real.length) made.append(" ", el("span", { class: "padded" }, `+ ${padded} padding`));
+      if (padded && real.length) made.append(" ", el("bdi", { class: "padded", dir: "ltr" }, `+ ${padded} padding`));
     }
     // `weights(i)` is what token i is coloured by, null for a token that may not be looked at.
     function colour(chosen, weights, top) {
@@ -108,7 +109,7 @@ export function view(side) {
     const blind = looking && !padding && !head.sees[query];
     about.replaceChildren("In ", run.headName(facts.heads[index]), ", ", el("bdi", { class: "chosen" }, parts.label(chosen, 40)),
       padding ? " is padding" : blind ? " sees nothing: the masks forbid every key" : looking ? " looks at" : " is looked at by");
-    if (changed.has("by-key")) (facts.cross && !looking ? keys : queries).scrollTo(looking ? query : key);
+    if (changed.has("by-key") || (changed.has("view") && state.state.pinned)) (facts.cross && !looking ? keys : queries).scrollTo(looking ? query : key);
     side.update(head);
   }
 
