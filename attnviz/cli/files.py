@@ -96,8 +96,9 @@ class Staging:
                 temporary.replace(final)
             self._made.clear()
         except OSError as error:
-            finals = {str(temporary): final for final, temporary in self.places.items()}
-            place = finals.get(str(error.filename), error.filename or "the output")
+            places = {str(temporary): final for final, temporary in self.places.items()}
+            begun = [final for final, temporary in self.places.items() if temporary.exists()]
+            place = places.get(str(error.filename), error.filename or [*self.places, *begun][-1])
             reason = printable((error.strerror or str(error)).lower())
             kind = AttnvizError if error.errno in MACHINE_FAULTS else OutputError
             raise kind(f"{printable(place)} cannot be written: {reason}") from error

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import stat
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -34,7 +35,7 @@ def read_sequences(flags: InputFlags) -> Sequences:
     """Read what the flags name; with nothing named, a pipe; with no pipe, the built-in sentence."""
     readings = []
     if flags.text:
-        readings.append(batches.from_texts(flags.text, flags.tokenizer))
+        readings.append(_from_arguments(flags.text, flags))
     readings += [_read(path, flags) for path in flags.file or ()]
     if not readings:
         if _is_piped():
@@ -45,7 +46,7 @@ def read_sequences(flags: InputFlags) -> Sequences:
             readings.append(batches.Reading(built_in.sequences, (notice,)))
     keys = None
     if flags.keys:
-        keys = batches.from_texts(flags.keys, flags.tokenizer)
+        keys = _from_arguments(flags.keys, flags)
     elif flags.key_file:
         keys = _read(flags.key_file, flags)
     queries = tuple(s for reading in readings for s in reading.sequences)
@@ -108,6 +109,17 @@ def make_rules(
         may = "may" if flags.mask_means == "keep" else "may not"
         notices.append(f"mask {name}: 1 means {may} look; --mask-means {other} for the opposite")
     return rules, notices
+
+
+def _from_arguments(texts: Sequence[str], flags: InputFlags) -> Reading:
+    """Texts off the command line. In an ASCII locale Python keeps their bytes as surrogates."""
+    found = []
+    for text in texts:
+        try:
+            found.append(os.fsencode(text).decode())
+        except UnicodeDecodeError as error:
+            raise InputError(f"the text is not utf-8: byte {error.start} is wrong") from None
+    return batches.from_texts(found, flags.tokenizer)
 
 
 def _read(path: Path, flags: InputFlags) -> Reading:

@@ -33,6 +33,8 @@ app.command("shapes", epilog=shapes.EXAMPLES)(shapes.shapes)
 # What typer raises for a flag that cannot be read; the class itself has no public name.
 UsageError: type[Exception] = typer.BadParameter.__bases__[0]
 
+STOPPED = "stopped; no file was left half written"
+
 
 def _version(wanted: bool) -> None:
     if wanted:
@@ -71,7 +73,7 @@ def call(arguments: list[str] | None = None) -> int:
             arguments, prog_name="attnviz", standalone_mode=False
         )
         sys.stdout.flush()
-        return code if isinstance(code, int) else 0
+        return _fail(STOPPED, code) if code == 130 else code or 0
     except UsageError as error:
         where = getattr(getattr(error, "ctx", None), "command_path", "attnviz")
         message = error.format_message()  # type: ignore[attr-defined]
@@ -82,7 +84,7 @@ def call(arguments: list[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except (KeyboardInterrupt, typer.Abort):
-        return _fail("stopped; no file was left half written", 130)
+        return _fail(STOPPED, 130)
     except MemoryError:
         return _fail("out of memory; give a shorter text, fewer heads or smaller sizes", 1)
     except OSError as error:

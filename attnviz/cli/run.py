@@ -208,11 +208,11 @@ class Outputs:
             overview = f"seq{sequence}-overview.png"
             singles = [f"seq{sequence}-head{head:0{digits}d}.png" for _, head in self._heads]
             names += [overview, *singles]
+            place = self._staging.plan(folder / overview)
             targets = [
                 (layer, head, self._staging.plan(folder / name))
                 for (layer, head), name in zip(self._heads, singles, strict=True)
             ]
-            place = self._staging.plan(folder / overview)
             self._writers.append(partial(self._overview, place, sequence))
             self._writers.append(partial(self._singles, targets, sequence))
             self.n_pictures += 1 + len(singles)
