@@ -130,7 +130,7 @@ class ArchitectureLayer(nn.Module):
             self.bias_table = nn.Embedding(sizes["V"], self.heads)
 
     def forward(self, x: Tensor, y: Tensor, allowed: Tensor, tap: Tap = ignore) -> Tensor:
-        """Output `[B Tq d_model]` of queries from `x` `[B Tq d_model]`, keys from `y` `[B Tk d_model]`.
+        """Output `[B Tq d_model]` of queries of `x` `[B Tq d_model]`, keys of `y` `[B Tk d_model]`.
 
         `allowed`: bool, broadcastable to `[B H Tq Tk]`; True lets a query see a key.
         """
