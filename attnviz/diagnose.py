@@ -278,8 +278,7 @@ def steps_until(steps: Sequence[Step], diagnosis: Diagnosis) -> tuple[Step, ...]
         if step.name == stop:
             break
         kept.append(step)
-    view = diagnosis.operands[-1]
-    if diagnosis.step != "q" or diagnosis.operands[0].axes[-1] != "d_model" or view.name != "view":
+    if diagnosis.step != "q" or diagnosis.operands[0].axes[-1] != "d_model":
         return tuple(kept)
     width = diagnosis.operands[0].shape[-1]
     return tuple(_as_wide_as_the_model(step, width) for step in kept)

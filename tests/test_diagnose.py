@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from attnviz.config import AttentionConfig
+from attnviz.config import AttentionConfig, head_count_advice
 from attnviz.diagnose import (
     Diagnosis,
     Operand,
@@ -153,9 +153,9 @@ def test_other_masks_for_torch(mask: tuple[int, ...], says: str) -> None:
 
 def test_more_heads_than_numbers() -> None:
     found = failure(Sizes(8, 10))
-    assert found.fixes == (
-        "use at most 8 heads, or give d_k (with --d-k 1 the heads project to 10)",
-    )
+    (fix,) = found.fixes
+    assert head_count_advice(8, 10).endswith(f"; {fix}")
+    assert fix.startswith("use ")
     assert found.operands[1].shape == (1, 6, 10, 1)
 
 
