@@ -11,82 +11,59 @@ from collections.abc import Iterable, Iterator, Sequence
 from functools import lru_cache
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
 
 BASE = "DejaVu Sans"
 PACKAGES = ("manimgx_fonts", "noto_cjk_sans_otc")
 """What `attnviz[fonts]` installs: Noto Sans for many scripts and Noto Emoji; Noto Sans CJK."""
 
 MISSING = "□"
+INSTALL = "pip install 'attnviz[fonts]'"
 
 
 class Fonts:
-    """Which fonts draw which text, for the texts of one picture; `notices` says what none has."""
+    """Which fonts draw which text, for all texts of one picture.
+
+    `missing` are the characters that no font has, and `notices` says so, in one line at most.
+    """
 
     def __init__(self, texts: Iterable[str]) -> None:
-        self._needed = {c for text in set(texts) for c in text if not _is_latin(c)}
-        lacking = {c for c in self._needed if not _has(BASE, c) and not _is_ignorable(c)}
-        self._chosen: list[str] = []
-        self._lacking = frozenset(lacking)
-        for name in _candidates(lacking) if lacking else ():
-            covered = {c for c in lacking if _has(name, c)}
-            if covered:
-                self._chosen.append(name)
-                lacking -= covered
-            if not lacking:
-                break
+        needed = frozenset(
+            c for text in set(texts) for c in text if c >= "\u0250" and not _is_ignorable(c)
+        )  # DejaVu Sans has all before U+0250 that leave a mark
+        self._beyond_base = needed - _covered(BASE, needed)
+        self._covers: dict[str, frozenset[str]] = {}
+        lacking = set(self._beyond_base)
+        for name in _candidates(lacking):
+            if covers := _covered(name, needed):
+                self._covers[name] = covers
+                lacking -= covers
         self.missing = frozenset(lacking)
 
     @property
     def notices(self) -> list[str]:
-        """At most one line: the characters that no font has, and what to install."""
         if not self.missing:
             return []
         some = sorted(self.missing)[:8]
-        more = f" and {len(self.missing) - 8} more" if len(self.missing) > 8 else ""
         names = ", ".join(f"{c} (U+{ord(c):04X})" for c in some)
-        return [
-            f"no font on this machine has {names}{more}; drawn as {MISSING}; "
-            "pip install 'attnviz[fonts]' brings fonts"
-        ]
+        more = f" and {len(self.missing) - 8} more" if len(self.missing) > 8 else ""
+        return [f"no font here has {names}{more}: drawn as {MISSING}; {INSTALL} brings fonts"]
 
     def families(self, text: str) -> tuple[str, ...]:
-        """Font names in the order to try for `text`; one that has all of it comes first.
+        """Names of fonts in the order to try for `text`; the one that has most of it comes first.
 
         A joiner or a mark taken from another font than its letter would break the cluster.
         """
-        if not self._lacking.intersection(text):
+        beyond = self._beyond_base.intersection(text)
+        if not beyond:
             return (BASE,)
-        rest = [c for c in text if not _is_ignorable(c)]
-        best = max(self._chosen, key=lambda name: sum(_has(name, c) for c in rest), default=BASE)
-        return tuple(dict.fromkeys([best, BASE, *self._chosen]))
+        best = sorted(self._covers, key=lambda name: -len(self._covers[name].intersection(text)))
+        return (*best[:1], BASE, *best[1:])
 
     def drawable(self, text: str) -> str:
         """`text` with a box for each character that no font has."""
         if not self.missing.intersection(text):
             return text
         return "".join(MISSING if c in self.missing else c for c in text)
-
-
-def _candidates(lacking: set[str]) -> Iterator[str]:
-    """Names of fonts worth a look, the packages' first; each is known to matplotlib by then."""
-    from matplotlib.font_manager import fontManager
-
-    region = _region(lacking)
-    names = {
-        font.name
-        for font in fontManager.ttflist
-        if font.style == "normal" and font.name not in ("Last Resort High-Efficiency", BASE)
-    }
-
-    def preference(name: str) -> tuple[bool, bool, str]:
-        elsewhere = name.rpartition(" ")[2] in {"JP", "KR", "SC", "TC", "HK"} - {region}
-        return (not name.startswith("Noto Sans") or "Mono" in name, elsewhere, name)
-
-    for path in package_fonts():
-        if any(_glyphs(path, c) for c in lacking):
-            yield from sorted(_register(path), key=preference)
-    yield from sorted(names, key=preference)
 
 
 def package_fonts() -> Sequence[Path]:
@@ -100,16 +77,41 @@ def package_fonts() -> Sequence[Path]:
     return found
 
 
-@lru_cache(65536)
-def _glyphs(path: Path, c: str) -> bool:
-    return bool(_open(path).get_char_index(ord(c)))
+def system_fonts() -> Sequence[str]:
+    """Names of the upright fonts of regular weight that matplotlib finds on this machine."""
+    from matplotlib.font_manager import fontManager
+
+    return sorted(
+        {
+            font.name
+            for font in fontManager.ttflist
+            if (font.style, font.stretch, font.weight) == ("normal", "normal", 400)
+        }
+        - {BASE, "Last Resort High-Efficiency"}
+    )
 
 
-@lru_cache(64)
-def _open(path: Path) -> Any:
-    from matplotlib.ft2font import FT2Font
+def _candidates(lacking: set[str]) -> Iterator[str]:
+    """Names of fonts to look at, until nothing is lacking; the caller takes out what it found."""
+    region = _region(lacking)
 
-    return FT2Font(path)
+    def preference(name: str) -> tuple[bool, bool]:
+        elsewhere = name.rpartition(" ")[2] in {"JP", "KR", "SC", "TC", "HK"} - {region}
+        return (not name.startswith("Noto Sans") or "Mono" in name, elsewhere)
+
+    def helpful() -> Iterator[str]:
+        for path in package_fonts():
+            if _glyphs(path, 0, frozenset(lacking)):
+                yield from sorted(_register(path), key=preference)
+        yield from sorted(system_fonts(), key=preference)
+
+    if not lacking:
+        return
+    for name in helpful():
+        if _covered(name, frozenset(lacking)):
+            yield name
+        if not lacking:
+            return
 
 
 @lru_cache(256)
@@ -130,29 +132,28 @@ def _region(text: Iterable[str]) -> str:
     return "KR" if any(name.startswith("HANGUL") for name in names) else "SC"
 
 
-@lru_cache(1024)
-def _face(name: str) -> Any:
-    """The font that matplotlib takes for `name`, or None when it cannot draw outlines."""
+def _covered(name: str, chars: frozenset[str]) -> frozenset[str]:
+    """Which of `chars` the font that matplotlib takes for `name` can draw."""
     from matplotlib.font_manager import FontProperties, fontManager
+
+    if not chars:
+        return chars
+    found = fontManager.findfont(FontProperties(family=[name]), fallback_to_default=False)
+    return _glyphs(Path(found.path), found.face_index, chars)
+
+
+@lru_cache(4096)
+def _glyphs(path: Path, face_index: int, chars: frozenset[str]) -> frozenset[str]:
+    """Which of `chars` a font file has as outlines; none where it is broken or all bitmaps."""
     from matplotlib.ft2font import FaceFlags, FT2Font
 
     try:
-        path = fontManager.findfont(FontProperties(family=[name]), fallback_to_default=False)
-        face = FT2Font(path.path, face_index=path.face_index)
-    except (OSError, RuntimeError, ValueError):
-        return None
-    bitmaps = FaceFlags.COLOR in face.face_flags and name != "Segoe UI Emoji"
-    return face if face.scalable and not bitmaps else None
-
-
-@lru_cache(65536)
-def _has(name: str, c: str) -> bool:
-    face = _face(name)
-    return face is not None and face.get_char_index(ord(c)) != 0
-
-
-def _is_latin(c: str) -> bool:
-    return c < "\u0250"  # DejaVu Sans has all of these that leave a mark
+        face = FT2Font(path, face_index=face_index)
+    except (OSError, RuntimeError):
+        return frozenset()
+    if not face.scalable or FaceFlags.COLOR in face.face_flags:
+        return frozenset()
+    return frozenset(c for c in chars if face.get_char_index(ord(c)))
 
 
 def _is_ignorable(c: str) -> bool:

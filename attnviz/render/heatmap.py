@@ -24,7 +24,7 @@ from attnviz.render.cells import (
     Verdicts,
 )
 from attnviz.render.fonts import Fonts
-from attnviz.render.labels import label
+from attnviz.render.labels import is_upright, label, prose
 from attnviz.render.look import Look
 from attnviz.render.sheet import (
     COLOURS,
@@ -63,8 +63,9 @@ def draw_overview(
 ) -> list[str]:
     """Draw the chosen (layer, head) pairs, all by default, as one picture.
 
-    `path.suffix` picks its form: .png, .svg or .pdf. Heads of one layer fill a grid; those of several make a layers × heads matrix. Returns remarks
-    for the person: labels left out, cells pooled, characters that no font has.
+    `path.suffix` picks its form: .png, .svg or .pdf. Heads of one layer fill a grid; those of
+    several make a layers × heads matrix. Returns remarks for the person: labels left out, cells
+    pooled, characters that no font has.
     """
     if heads is None:
         heads = [(la, h) for la in range(result.n_layers) for h in range(result.n_heads)]
@@ -112,6 +113,7 @@ class _Subject:
         longest_label: int,
     ) -> None:
         look.require_cmap()
+        self._longest_label = longest_label
         self.result, self.sequence, self.look, self.pairs = result, sequence, look, pairs
         self.heads = Heads(result, sequence)
         self.largest = self.heads.largest(pairs)
@@ -119,9 +121,12 @@ class _Subject:
         self.measures = measure(result, sequence).result()
         self.queries = [label(t, longest_label) for t in result.query_tokens[sequence]]
         self.keys = [label(t, longest_label) for t in result.key_tokens[sequence]]
-        masks = ", ".join(label(name, 60) for name in result.masks)
+        self.tokens = _count(self.n_keys, "token")
+        if self.queries != self.keys:
+            self.tokens = f"{_count(self.n_queries, 'query')} × {_count(self.n_keys, 'key')}"
+        masks = ", ".join(prose(name, 60) for name in result.masks)
         where = f"sequence {sequence} of {result.batch_size}" if result.batch_size > 1 else ""
-        source = " ".join(label(word, 60) for word in result.source.split())
+        source = prose(result.source, 60)
         if not result.trained and "untrained" not in source:
             source = f"{source}, untrained".removeprefix(", ")
         facts = [source, f"masks: {masks}" if masks else "no mask", where]
@@ -144,9 +149,34 @@ class _Subject:
         """Labels of the queries and of the keys for cells of this size, in points."""
         size = max(5.5, min(largest, 0.78 * min(cell_w, cell_h)))
         return (
-            _Axis(sheet, self.queries, self.result.query_valid[self.sequence], cell_h, size, False),
-            _Axis(sheet, self.keys, self.result.key_valid[self.sequence], cell_w, size, True),
+            _Axis(
+                sheet,
+                self._fitted(sheet, self.queries, size),
+                self.result.query_valid[self.sequence],
+                cell_h,
+                size,
+                upright=False,
+            ),
+            _Axis(
+                sheet,
+                self._fitted(sheet, self.keys, size),
+                self.result.key_valid[self.sequence],
+                cell_w,
+                size,
+                upright=True,
+            ),
         )
+
+    def _fitted(self, sheet: Sheet, labels: list[str], size: float) -> list[str]:
+        """Labels whose letters are wider than most lose more of their middle."""
+        fitted = []
+        for text in labels:
+            longest = self._longest_label
+            while sheet.text_width(text, size) > 0.62 * self._longest_label * size:
+                longest -= 2
+                text = label(text, longest)
+            fitted.append(text)
+        return fitted
 
     def note_labels(self, rows: _Axis, columns: _Axis, where: str) -> None:
         """Say which labels are not there, once where queries and keys fare alike."""
@@ -232,17 +262,30 @@ class _Axis:
         placed = []
         for i in self.named:
             middle = left + (i + 0.5) * self.pitch
-            if self.turn:
+            turn = 0 if is_upright(self._tokens[i]) else self.turn
+            if turn:
                 x, y, anchor = middle + 0.36 * self.size, edge + 4, "end"
             else:
                 x, y, anchor = middle, edge + 3 + self.size, "middle"
             placed.append(
-                Text(x, y, self._tokens[i], self.size, self._tone(i), anchor=anchor, turn=self.turn)
+                Text(x, y, self._tokens[i], self.size, self._tone(i), anchor=anchor, turn=turn)
             )
         return placed
 
     def _tone(self, i: int) -> float:
         return 0.92 if self._real[i] else DIM
+
+
+def _count(n: int, what: str) -> str:
+    """`1 query`, `3 queries`."""
+    many = f"{what[:-1]}ies" if what.endswith("y") and what != "key" else f"{what}s"
+    return f"{n} {what if n == 1 else many}"
+
+
+def _unmeasured(head: Head) -> str:
+    """Why a head has no measures."""
+    broken = bool((head.verdicts.kinds == NOT_A_NUMBER).any())
+    return "no measures: not a number" if broken else "no query sees a key"
 
 
 def _cell_pixels(points: float, dpi: int) -> int:
@@ -259,18 +302,18 @@ def _bar(
     sheet.pictures.append(Picture(x, y, np.repeat(ramp[:, None], w, axis=1)))
     left, top, width, height = x / scale, y / scale, w / scale, h / scale
     sheet.texts.append(Text(left, top - 6, "weight", 7.5, 0.75))
-    for value, text in _ticks(highest, clipped):
+    for value, text in _ticks(highest, clipped, apart=10 / height):
         at = top + height * (1 - value / highest)
         sheet.lines.append(Line(left + width, at, left + width + 2.5, at, 0.55, 0.6))
         sheet.texts.append(Text(left + width + 4.5, at + 0.36 * 7.5, text, 7.5, 0.75))
 
 
-def _ticks(highest: float, clipped: bool) -> list[tuple[float, str]]:
-    """Round values from 0 up, and the highest itself."""
+def _ticks(highest: float, clipped: bool, apart: float) -> list[tuple[float, str]]:
+    """Round values from 0 up, and the highest itself, `apart` of the bar from the others."""
     magnitude = 10.0 ** floor(log10(highest / 4))
     step = next(n * magnitude for n in (1, 2, 2.5, 5, 10) if n * magnitude >= highest / 4.0001)
     count = floor(highest / step + 1e-9)
-    round_ones = [i * step for i in range(count + 1) if i * step < highest - 0.3 * step]
+    round_ones = [i * step for i in range(count + 1) if i * step <= highest * (1 - apart)]
     top = f"{'≥ ' if clipped else ''}{highest:.3g}"
     return [*((value, f"{value:.3g}") for value in round_ones), (highest, top)]
 
@@ -362,11 +405,11 @@ SMALLEST_NUMBER = 13.0
 # ── the overview ────────────────────────────────────────────────────────────────────────────
 
 SHORT = {
-    "entropy": ("{:.2f} bits", "bits: entropy"),
-    "largest": ("max {:.2f}", "max: largest weight"),
-    "diagonal": ("diag {:.2f}", "diag: share on the own position"),
-    "first": ("first {:.2f}", "first: share on the first token"),
-    "distance": ("dist {:.1f}", "dist: positions from query to key"),
+    "entropy": ("{:.2f} bits", "entropy in bits"),
+    "largest": ("max {:.2f}", "largest weight (max)"),
+    "diagonal": ("diag {:.2f}", "share on the own position (diag)"),
+    "first": ("first {:.2f}", "share on the first token (first)"),
+    "distance": ("dist {:.1f}", "positions from query to key (dist)"),
 }
 """Each measure above a small map, and what the page says of it."""
 
@@ -377,8 +420,7 @@ def _overview(subject: _Subject) -> Sheet:
     drawn = [subject.heads.head(*pair) for pair in pairs]
     kinds, blind = _occurring(drawn)
     sheet = subject.sheet(
-        f"Attention: {len(pairs)} head{'s' * (len(pairs) != 1)}, "
-        f"{subject.n_queries} queries × {subject.n_keys} keys",
+        f"Attention: {_count(len(pairs), 'head')}, {subject.tokens}",
         _describe(subject, drawn),
     )
     scale = sheet.scale
@@ -403,7 +445,7 @@ def _overview(subject: _Subject) -> Sheet:
     )
     subject.note_labels(rows, columns, "overview")
 
-    names, measured, name_size, small = _tile_titles(sheet, subject, wide)
+    names, measured, name_size, small = _tile_titles(sheet, subject, drawn, wide)
     head_room = 4 + name_size + (small + 3 if any(measured) else 0) + 3
     gap = 12.0 if wide > 70 else 7.0
     left = MARGIN + 16 + rows.extent
@@ -418,7 +460,9 @@ def _overview(subject: _Subject) -> Sheet:
     if any(measured):
         shown = len(measured[0].split(" · "))
         said = ", ".join(text for _, text in list(SHORT.values())[:shown])
-        y += _paragraph(sheet, MARGIN, y, f"means over the queries of a head: {said}", room, 7.5)
+        y += _paragraph(
+            sheet, MARGIN, y, f"above each map, means over its queries: {said}", room, 7.5
+        )
     top = y + 6
 
     brush = Brush(px_h, px_w, pool, look.dpi, subject.top)
@@ -458,7 +502,7 @@ def _overview(subject: _Subject) -> Sheet:
         subject.top,
         subject.largest > subject.top,
     )
-    used = _legend(sheet, left, bottom + 24, width - MARGIN - left, kinds, blind)
+    used = _legend(sheet, MARGIN, bottom + 24, room, kinds, blind)
     sheet.width, sheet.height = width, bottom + 16 + (used + 10 if used else 0) + MARGIN - 4
     return sheet
 
@@ -483,7 +527,7 @@ def _grid(pairs: list[Pair], subject: _Subject) -> tuple[list[Pair], int, int]:
 
 
 def _tile_titles(
-    sheet: Sheet, subject: _Subject, width: float
+    sheet: Sheet, subject: _Subject, drawn: list[Head], width: float
 ) -> tuple[list[str], list[str], float, float]:
     """Each head's name and as many of its measures as fit above its map, and both type sizes."""
     size, small = (8.5, 7.0) if width >= 80 else (6.5, 5.5)
@@ -497,14 +541,10 @@ def _tile_titles(
     for count in range(len(SHORT), 0, -1):
         chosen = list(SHORT.items())[:count]
         lines = [
-            " · ".join(
-                "no row counts"
-                if isnan(values[key]) and key == "entropy"
-                else form.format(values[key])
-                for key, (form, _) in chosen
-                if not isnan(values[key]) or key == "entropy"
-            )
-            for values in measured
+            _unmeasured(head)
+            if isnan(values["entropy"])
+            else " · ".join(form.format(values[key]) for key, (form, _) in chosen)
+            for head, values in zip(drawn, measured, strict=True)
         ]
         if max(sheet.text_width(line, small) for line in lines) <= width:
             return names, lines, size, small
@@ -528,7 +568,7 @@ def _describe(subject: _Subject, drawn: list[Head]) -> str:
 
 TITLE_SIZE, MEASURE_SIZE = 13.0, 8.5
 TITLE_BASE, MEASURE_BASE = MARGIN + 11, MARGIN + 26
-MAP_TOP = MARGIN + 42
+MAP_TOP = MARGIN + 46
 
 
 class _HeadPages:
@@ -605,7 +645,7 @@ class _HeadPages:
         subject = self.subject
         values = subject.measured(head.layer, head.number)
         if isnan(values["entropy"]):
-            measures = "no query sees a key"
+            measures = _unmeasured(head)
         else:
             measures = (
                 f"entropy {values['entropy']:.2f} bits · largest weight {values['largest']:.2f} · "
@@ -615,8 +655,8 @@ class _HeadPages:
         title = subject.name(head.layer, head.number)
         title = title[0].upper() + title[1:]
         description = (
-            f"Heatmap of attention weights, {title}: {subject.n_queries} queries (rows) × "
-            f"{subject.n_keys} keys (columns). {subject.caption}. Means over queries: {measures}. "
+            f"Heatmap of attention weights, {title}: {subject.tokens}; rows are queries, "
+            f"columns are keys. {subject.caption}. Means over queries: {measures}. "
             f"In this head {subject.strongest(head)}."
         )
         return title, measures, description
@@ -649,7 +689,7 @@ class _HeadPages:
             sheet,
             right + 14,
             top,
-            min(self._high, 240.0),
+            min(self._high, 300.0),
             subject.top,
             subject.largest > subject.top,
         )

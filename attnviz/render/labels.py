@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import unicodedata
 
-SIGNS = {" ": "␣", "\t": "⇥", "\n": "↵", "\x7f": "␡"} | {
-    chr(c): chr(0x2400 + c) for c in range(0x20) if chr(c) not in "\t\n"
-}
-"""Spaces, tabs, newlines, and the control pictures of Unicode for the rest of the C0 controls."""
+SIGNS = {" ": "␣", "\t": "⇥", "\n": "↵"}
 
 JOINERS = "\u200c\u200d"  # they shape letters and emoji: kept where they have a neighbour
 
@@ -15,8 +12,9 @@ JOINERS = "\u200c\u200d"  # they shape letters and emoji: kept where they have a
 def label(token: str, longest: int) -> str:
     """`token` as it is, in at most `longest` columns (a wide character takes two).
 
-    Other characters that leave no mark (bidirectional controls, rare spaces, lone surrogates)
-    become `‹U+202E›`; a combining mark without a letter gets a dotted circle.
+    Spaces, tabs and newlines get a sign; other characters that leave no mark (controls of any
+    kind, rare spaces, lone surrogates) become `‹U+202E›`; a combining mark without a letter gets a
+    dotted circle.
     """
     shown = visible(token)
     if _columns(shown) <= longest:
@@ -56,6 +54,16 @@ def _sign(c: str, text: str) -> str:
     if kind == "Cf" and not (c in JOINERS and len(text) > 1) and not 0xE0000 <= ord(c) < 0xE0080:
         return f"‹U+{ord(c):04X}›"
     return c
+
+
+def is_upright(text: str) -> bool:
+    """Whether `text` is one wide character, which reads upright in a turned line as well."""
+    return bool(text) and _columns(text) == 2 and unicodedata.east_asian_width(text[0]) in "WF"
+
+
+def prose(text: str, longest: int) -> str:
+    """A name that somebody else chose, made fit for a sentence: its spaces stay spaces."""
+    return " ".join(label(word, longest) for word in text.split(" ") if word)
 
 
 def _columns(text: str) -> int:
