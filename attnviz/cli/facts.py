@@ -11,6 +11,7 @@ from attnviz.render.tokens import shorten, visible
 if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
+    from rich.console import Console
 
     from attnviz.batch import Batch
 
@@ -20,32 +21,49 @@ MOST_TOKENS = 64
 LONGEST_TOKEN = 32
 """Columns that a token may take in that list; the middle of a longer one gives way."""
 
+INDENT = 12
+"""Columns of the label before a fact."""
 
-def layer_facts(config: AttentionConfig) -> list[str]:
+Fact = tuple[str, str]
+"""A label, which may be empty, and what is said under it."""
+
+
+def print_facts(console: Console, facts: Sequence[Fact]) -> None:
+    """Each fact on a line, or on as many as a terminal needs; a pipe gets one line each."""
+    from rich.text import Text
+
+    from attnviz.render.console import flow, write
+
+    width = console.width if console.is_terminal else 10**6
+    for label, text in facts:
+        pieces = [Text(word) for word in text.split(" ")]
+        lines = flow(pieces, max(width - INDENT, INDENT), gap=" ")
+        for i, line in enumerate(lines):
+            write(console, Text((label if i == 0 else "").ljust(INDENT)) + line)
+
+
+def layer_facts(config: AttentionConfig) -> list[Fact]:
     """The sizes of the layer."""
-    return [
-        f"layer       {_count(config.n_heads, 'head')}, d_model {config.d_model}, "
-        f"d_k {config.d_k}, d_v {config.d_v}, {config.dtype}, positions {config.positions}"
-    ]
+    sizes = f"d_model {config.d_model}, d_k {config.d_k}, d_v {config.d_v}"
+    rest = f"{config.dtype}, positions {config.positions}"
+    return [("layer", f"{_count(config.n_heads, 'head')}, {sizes}, {rest}")]
 
 
-def untrained_facts(config: AttentionConfig) -> list[str]:
+def untrained_facts(config: AttentionConfig) -> list[Fact]:
     """That the layer's numbers are random."""
-    return [
-        f"            untrained (random numbers, seed {config.seed}): it shows the mechanism, "
-        "not what a model has learned",
-    ]
+    numbers = f"untrained (random numbers, seed {config.seed})"
+    return [("", f"{numbers}: it shows the mechanism, not what a model has learned")]
 
 
 def mask_facts(
     names: Sequence[str], allowed: npt.NDArray[np.bool_] | None, queries: Batch, keys: Batch
-) -> list[str]:
+) -> list[Fact]:
     """The masks by name, with counts over the cells and rows of real tokens.
 
     `allowed` is bool `[B 1|H Tq Tk]`. Cells of padding are not counted: no other mask decides them.
     """
     if allowed is None:
-        return ["masks       none: every query may look at every key"]
+        return [("masks", "none: every query may look at every key")]
     real = queries.valid[:, :, None] & keys.valid[:, None, :]  # B Tq Tk
     cells = int(real.sum()) * allowed.shape[1]
     forbidden = int((~allowed & real[:, None]).sum())
@@ -54,19 +72,19 @@ def mask_facts(
         parts.append(_count(padded, "padded key"))
     if blind := int((~allowed.any(-1) & queries.valid[:, None]).sum()):
         parts.append(f"{_count(blind, 'row')} with nothing to see")
-    return [f"masks       {', '.join(names)}: {'; '.join(parts)}"]
+    return [("masks", f"{', '.join(names)}: {'; '.join(parts)}")]
 
 
-def token_facts(queries: Batch, keys: Batch | None, ascii_only: bool) -> list[str]:
+def token_facts(queries: Batch, keys: Batch | None, ascii_only: bool) -> list[Fact]:
     """Each sequence's tokens with their ids, as they stand in the vocabulary."""
     if keys is None:
         return _sequences("sequence", queries, ascii_only)
     return _sequences("queries", queries, ascii_only) + _sequences("keys", keys, ascii_only)
 
 
-def _sequences(word: str, batch: Batch, ascii_only: bool) -> list[str]:
+def _sequences(word: str, batch: Batch, ascii_only: bool) -> list[Fact]:
     number = {token: i for i, token in enumerate(batch.vocabulary)}
-    lines = []
+    facts = []
     for i, tokens in enumerate(batch.tokens):
         count = _count(len(tokens), "token")
         if pads := batch.width - len(tokens):
@@ -77,9 +95,8 @@ def _sequences(word: str, batch: Batch, ascii_only: bool) -> list[str]:
         ]
         if len(tokens) > MOST_TOKENS:
             shown.append(f"and {len(tokens) - MOST_TOKENS:,} more")
-        heading = f"{word} {i}".ljust(11)
-        lines.append(f"{heading} {count}{': ' if shown else ''}{' '.join(shown)}")
-    return lines
+        facts.append((f"{word} {i}", f"{count}{': ' if shown else ''}{' '.join(shown)}"))
+    return facts
 
 
 def _count(n: int, what: str) -> str:

@@ -16,7 +16,7 @@ gc.disable()
 import typer  # noqa: E402
 
 from attnviz import __version__  # noqa: E402
-from attnviz.cli import run, shapes  # noqa: E402
+from attnviz.cli import explain, run, shapes  # noqa: E402
 from attnviz.errors import AttnvizError, printable  # noqa: E402
 
 app = typer.Typer(
@@ -29,6 +29,7 @@ app = typer.Typer(
 )
 app.command("run", epilog=run.EXAMPLES)(run.run)
 app.command("shapes", epilog=shapes.EXAMPLES)(shapes.shapes)
+app.command("explain", epilog=explain.EXAMPLES)(explain.explain)
 
 # What typer raises for a flag that cannot be read; the class itself has no public name.
 UsageError: type[Exception] = typer.BadParameter.__bases__[0]

@@ -243,3 +243,10 @@ def choose(flag: str, wanted: str | None, n: int, what: str) -> list[int]:
             raise ConfigError(f"{flag} {printable(wanted)}: there are {n} {what}, 0 to {n - 1}")
         chosen.update(dict.fromkeys(range(start, stop + 1)))
     return list(chosen)
+
+
+def choose_one(flag: str, wanted: int, n: int, what: str) -> int:
+    """`wanted` when it is below `n`. Raises `ConfigError` otherwise."""
+    if not 0 <= wanted < n:
+        raise ConfigError(f"{flag} {wanted}: there are {n} {what}, 0 to {n - 1}")
+    return wanted

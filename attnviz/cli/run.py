@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from attnviz.cli.console import remark, result
-from attnviz.cli.facts import layer_facts, mask_facts, token_facts, untrained_facts
+from attnviz.cli.facts import layer_facts, mask_facts, print_facts, token_facts, untrained_facts
 from attnviz.cli.files import DEFAULT_FOLDER, PAGES, PICTURES, RUNS, Staging, kind_of
 from attnviz.cli.inputs import make_batches, make_rules, read_sequences
 from attnviz.cli.options import (
@@ -279,9 +279,13 @@ def _report(done: Run, queries: Batch, others: Batch | None, console: Console, t
 
     source = queries if others is None else others
     names, allowed = done.result.masks, done.result.allowed[0]
-    result(*layer_facts(done.layer.config), *untrained_facts(done.layer.config))
-    result(*mask_facts(names, allowed if names else None, queries, source))
-    result(*token_facts(queries, others, ascii_only(console)))
+    facts = [
+        *layer_facts(done.layer.config),
+        *untrained_facts(done.layer.config),
+        *mask_facts(names, allowed if names else None, queries, source),
+        *token_facts(queries, others, ascii_only(console)),
+    ]
+    print_facts(console, facts)
     if trace:
         result("")
         print_trace(done.steps, console, cross=others is not None)

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Annotated
 
 import typer
 
 from attnviz.cli.console import remark, result
-from attnviz.cli.facts import layer_facts, mask_facts
+from attnviz.cli.facts import Fact, layer_facts, mask_facts, print_facts
 from attnviz.cli.inputs import make_batches, make_rules, read_sequences
-from attnviz.cli.options import INPUT, InputFlags, LayerFlags, MaskFlags, spread
-from attnviz.config import check_size
+from attnviz.cli.options import INPUT, OUTPUT, InputFlags, LayerFlags, MaskFlags, spread
+from attnviz.config import AttentionConfig, check_size, choice
 from attnviz.errors import ConfigError
 
-if TYPE_CHECKING:
-    from attnviz.config import AttentionConfig
+FORMATS = ("table", "json", "markdown", "mermaid")
 
 EXAMPLES = """Examples:
 
@@ -61,28 +63,68 @@ def shapes(
             rich_help_panel=INPUT,
         ),
     ] = 37000,
+    source: Annotated[
+        bool,
+        typer.Option("--source", help="Name each step's line of code.", rich_help_panel=OUTPUT),
+    ] = False,
+    expand: Annotated[
+        bool,
+        typer.Option(
+            "--expand", help="Keys and values in rows of their own.", rich_help_panel=OUTPUT
+        ),
+    ] = False,
+    form: Annotated[
+        str,
+        typer.Option("--format", help="table, json, markdown or mermaid.", rich_help_panel=OUTPUT),
+    ] = "table",
+    as_json: Annotated[
+        bool, typer.Option("--json", help="As --format json.", rich_help_panel=OUTPUT)
+    ] = False,
 ) -> None:
     """Show every tensor on the way through the layer: its shape, cost and meaning."""
     config = layer.config()
-    named = [flag for flag, given in (("TEXT", inputs.text), ("--file", inputs.file)) if given]
-    if length is not None and named:
-        raise ConfigError(f"--len and {named[0]} both give the number of queries; give one of them")
-    if length is None and key_length is not None:
-        raise ConfigError("--key-len goes with --len; --keys gives the keys of a text")
+    form = "json" if as_json else choice("--format", form, FORMATS)
     if length is None:
-        _of_text(inputs, masking, config)
+        if key_length is not None:
+            raise ConfigError("--key-len goes with --len; --keys gives the keys of a text")
+        flow = _of_text(inputs, masking, config)
     else:
+        named = [flag for flag, given in (("TEXT", inputs.text), ("--file", inputs.file)) if given]
+        if named:
+            raise ConfigError(
+                f"--len and {named[0]} both give the number of queries; give one of them"
+            )
         sizes = {
             "B": check_size("--batch", batch),
             "Tq": check_size("--len", length),
             "Tk": check_size("--key-len", length if key_length is None else key_length),
             "V": check_size("--vocab", vocabulary),
         }
-        _print(config, sizes, masking.is_set, cross=key_length is not None, lines=[])
+        flow = Flow(config, sizes, masking.is_set, cross=key_length is not None)
+    _print(flow, form, source, expand)
 
 
-def _of_text(inputs: InputFlags, masking: MaskFlags, config: AttentionConfig) -> None:
-    """The shapes of a real batch, and what its masks forbid."""
+@dataclass(frozen=True)
+class Flow:
+    """A layer and the sizes that run through it; `facts` are lines about a real batch."""
+
+    config: AttentionConfig
+    lengths: Mapping[str, int]
+    masked: bool
+    cross: bool
+    facts: Sequence[Fact] = ()
+
+    @property
+    def sizes(self) -> dict[str, int]:
+        """Every axis name's length, in the order in which they are explained."""
+        config, given = self.config, self.lengths
+        layer = {"d_model": config.d_model, "d_k": config.d_k, "d_v": config.d_v}
+        lengths = {"Tq": given["Tq"], "Tk": given["Tk"]}
+        return {"B": given["B"], "H": config.n_heads, **lengths, **layer, "V": given["V"]}
+
+
+def _of_text(inputs: InputFlags, masking: MaskFlags, config: AttentionConfig) -> Flow:
+    """The flow of a real batch, and what its masks forbid."""
     from attnviz.masks import build
 
     text = read_sequences(inputs)
@@ -92,36 +134,37 @@ def _of_text(inputs: InputFlags, masking: MaskFlags, config: AttentionConfig) ->
     allowed = build(rules, queries.size, config.n_heads, queries.width, source.width)
     for notice in (*text.notices, *notices):
         remark(notice)
-    names = [rule.name for rule in rules]
-    seen = None if allowed is None else allowed.numpy()
-    lines = mask_facts(names, seen, queries, source)
-    sizes = {
+    lengths = {
         "B": queries.size,
         "Tq": queries.width,
         "Tk": source.width,
         "V": len(queries.vocabulary),
     }
-    _print(config, sizes, allowed is not None, cross=keys is not None, lines=lines)
+    seen = None if allowed is None else allowed.numpy()
+    facts = mask_facts([rule.name for rule in rules], seen, queries, source)
+    return Flow(config, lengths, allowed is not None, keys is not None, facts)
 
 
-def _print(
-    config: AttentionConfig, given: dict[str, int], masked: bool, cross: bool, lines: list[str]
-) -> None:
+def _print(flow: Flow, form: str, source: bool, expand: bool) -> None:
+    from attnviz.render import tables
     from attnviz.render.console import make_console
-    from attnviz.render.tables import print_trace
     from attnviz.sources.from_config import shadow_steps
 
-    sizes = {
-        "B": given["B"],
-        "H": config.n_heads,
-        "Tq": given["Tq"],
-        "Tk": given["Tk"],
-        "d_model": config.d_model,
-        "d_k": config.d_k,
-        "d_v": config.d_v,
-        "V": given["V"],
-    }
-    console = make_console()
-    result(*layer_facts(config), *lines, "")
-    steps = [step.at(sizes) for step in shadow_steps(config, cross, masked)]
-    print_trace(steps, console, sizes=sizes, cross=cross)
+    sizes = flow.sizes
+    steps = [step.at(sizes) for step in shadow_steps(flow.config, flow.cross, flow.masked)]
+    if form == "json":
+        document = tables.trace_as_json(steps, sizes=sizes, config=flow.config.as_dict())
+        result(json.dumps(document, indent=1))
+    elif form == "markdown":
+        result(
+            tables.trace_as_markdown(steps, source=source, expand=expand, cross=flow.cross).rstrip()
+        )
+    elif form == "mermaid":
+        result(tables.trace_as_mermaid(steps).rstrip())
+    else:
+        console = make_console()
+        print_facts(console, [*layer_facts(flow.config), *flow.facts])
+        result("")
+        tables.print_trace(
+            steps, console, sizes=sizes, source=source, expand=expand, cross=flow.cross
+        )
