@@ -525,26 +525,24 @@ def _products_hold(e: Explanation, shown: Sequence[int], vector: int, chain: int
 
 
 def _softmax_holds(e: Explanation, shown: Sequence[int], chain: int, weight: int) -> bool:
-    """Whether scores, exp, sum and weights each follow from the line before."""
+    """Whether scores, exp, sum and weights each follow from what is printed before them."""
+    eps = _rounding(e)
+    scores = printed(e.scores[shown], chain)
+    on_paper = printed(e.products[shown], chain) / printed(e.scale, chain + 1)
+    if not _holds(on_paper, scores, chain, eps * np.abs(scores)):
+        return False
     if not e.sees_something:
         return True
     rest = _rest(e, shown)
     seen = [i for i in shown if e.allowed[i]]
-    scores = printed(e.scores[seen], chain)
     shifted = printed(e.shifted[seen], chain)
     exps = printed(np.append(e.exps[seen], e.exps[rest].sum()), chain)
     total = printed(e.total, weight)
     weights = printed(np.append(e.weights[seen], e.weights[rest].sum()), weight)
-    eps = _rounding(e)
     with np.errstate(invalid="ignore"):
+        differences = printed(e.scores[seen], chain) - printed(e.scores[e.largest], chain)
         return (
-            _holds(
-                printed(e.products[seen], chain) / printed(e.scale, chain),
-                scores,
-                chain,
-                eps * np.abs(scores),
-            )
-            and _holds(scores - printed(e.scores[e.largest], chain), shifted, chain)
+            _holds(differences, shifted, chain)
             and _holds(np.exp(shifted), exps[:-1], chain)
             and _holds(exps.sum(keepdims=True), total, weight)
             and _holds(exps / total, weights, weight, eps * weights)
@@ -643,8 +641,9 @@ class _Page:
 
     def heading(self, text: str) -> None:
         self.lines.append(Text())
+        before = len(self.lines)
         self.say(text, style="bold")
-        width = max(cells(line.plain) for line in self.lines[-1:])
+        width = _widest(line.plain for line in self.lines[before:])
         self.lines.append(Text(self._rule(width), "dim"))
 
     def say(self, *pieces: str, style: str = "", indent: str = "") -> None:
@@ -691,7 +690,10 @@ class _Page:
             name = " ".join(part for part in text[:2] if part)
             self.say(name, style=row.style or "underline")
             pairs = zip(heads[2:], text[2:], strict=True)
-            pieces = [Text(f"{head} {cell.strip()}", row.style) for head, cell in pairs if cell]
+            named = (
+                cell if cell == head else f"{head} {cell.strip()}" for head, cell in pairs if cell
+            )
+            pieces = [Text(piece, row.style) for piece in named]
             for line in flow(pieces, self.width - 2):
                 self.lines.append(Text("  ").append_text(line))
             if bars and row.bar:
@@ -754,17 +756,19 @@ class _Writer:
     def _room(self, *others: int) -> int:
         """Columns left beside a row's name and columns of these widths."""
         places = _widest(["at", *(self._place(i) for i in self.shown)])
-        names = _widest(["key", *(self._name(i)[1] for i in self.shown)])
+        names = _widest(["key", self._others(), *(self._name(i)[1] for i in self.shown)])
         return self.page.width - (2 + places + 2 + names) - sum(width + 2 for width in others)
 
     def _entries(self, values: Floats, decimals: int, room: int) -> int:
         """How many entries of vectors `[n d]` fit in `room`: all of them, or some and a …."""
-        length = values.shape[1]
+        length = int(values.shape[1])
         cell = 2 + _widest(["[0]", *(number(x, decimals) for x in values.ravel())])
         if length <= WHOLE and length * cell <= room:
             return length
         fitting = min((room - 3) // cell, MOST_ENTRIES)
-        return min(length, fitting if fitting > 1 else 3)  # 3 where the table becomes blocks
+        if fitting > 1:
+            return min(length, fitting)
+        return length if length <= 4 else 3  # the table becomes blocks
 
     def _entries_of_keys(self) -> int:
         e, d_k = self.e, len(self.e.q)
@@ -908,7 +912,8 @@ class _Writer:
     def _scale(self) -> None:
         page, e = self.page, self.e
         d_k = len(e.q)
-        root = f"{e.scale:.0f}" if e.scale.is_integer() else self._chain(e.scale)
+        whole = e.scale.is_integer()
+        root = number(e.scale, 0 if whole else self.digits.chain + 1)
         page.heading("3. The scale √d_k")
         page.say(
             f"Each product is divided by √d_k = √{d_k} = {root}: a sum of d_k terms spreads √d_k "
@@ -945,8 +950,7 @@ class _Writer:
             f"Without it, the largest weight would be {self._weight(without[largest])}, on "
             f"{self._quoted(largest)}, instead of {self._weight(e.weights.max())}; the row would "
             f"have {number(bits_without, 2)} bits of entropy instead of {number(bits, 2)}, as if "
-            f"{number(2**bits_without, 1)} keys shared the weight evenly instead of "
-            f"{number(2**bits, 1)}."
+            f"{_few(2**bits_without)} keys shared the weight evenly instead of {_few(2**bits)}."
         )
 
     def _mask(self) -> None:
@@ -1025,7 +1029,8 @@ class _Writer:
         self._run("weights", derived="score - max, exp and its sum")
 
     def _others(self) -> str:
-        return f"{len(self.rest)} others"
+        """The one line that stands for all keys that may be seen and are not shown."""
+        return f"{len(self.rest)} others" if len(self.rest) else ""
 
     def _sum_of_weights(self) -> str:
         """The sum of the weights, with as many decimals as the printed ones add up to."""
@@ -1132,6 +1137,10 @@ def _count(n: int, thing: str) -> str:
 def _widest(texts: Iterable[str]) -> int:
     """Columns of the widest of `texts`."""
     return max(cells(text) for text in texts)
+
+
+def _few(x: float) -> str:
+    return number(x, 1 if x < 10 else 0)
 
 
 def _norm(values: Floats) -> float:
