@@ -361,6 +361,17 @@ def _with(result: AttentionResult, **arrays: Any) -> AttentionResult:
     return replace(result, kept={**result.kept, **arrays})
 
 
+def test_large_products_get_as_many_digits_as_the_division_takes() -> None:
+    made = make(SENTENCE, mask="n", d_model=4, n_heads=2, d_k=2)
+    scores = made.result.kept["scores"].astype(np.float64) * 1e4
+    large = _with(made.result, products=scores * math.sqrt(2), scores=scores)
+    text = page(explain(large, (), 0, 0, 0, 3))
+    root = re.search(r"= √2 = ([\d.]+):", " ".join(section(text, 3)))[1]
+    assert len(root) > len("1.414214")
+    for product, score in grid(text, 3).values():
+        agrees(float(product) / float(root), score, 2.0**-24 * abs(float(score)))
+
+
 # ── what the page says ──
 
 

@@ -813,18 +813,17 @@ class _Writer:
     def _run(self, *names: str, derived: str = "") -> None:
         """The taps that a section's numbers come from, with their shapes and source lines."""
         found = {step.name: step for step in self.e.steps}
-        taps = []
-        for name in names:
+        pieces = []
+        for i, name in enumerate(names):
+            end = ";" if i < len(names) - 1 else "."
+            before = "" if i else "Run: "
             if name in found:
                 step = found[name]
                 axes, shape = " ".join(step.axes), " ".join(map(str, step.shape))
-                taps.append(f"{name} [{axes}] = [{shape}] {step.source}")
+                pieces += [f"{before}{name} [{axes}] = [{shape}]", step.source + end]
             else:
-                taps.append(name)
-        ends = [";"] * (len(taps) - 1) + ["."]
-        pieces = [tap + end for tap, end in zip(taps, ends, strict=True)]
-        more = [f"Derived: {derived}."] if derived else []
-        self.page.say("Run:", *pieces, *more, style="dim")
+                pieces.append(before + name + end)
+        self.page.say(*pieces, *([f"Derived: {derived}."] if derived else []), style="dim")
 
     # ── the sections ──
 
