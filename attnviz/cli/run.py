@@ -146,11 +146,15 @@ def run(
     if quiet:
         return
     from attnviz.render.console import make_console
+    from attnviz.render.tables import print_heads
 
     console = make_console()
     for notice in (*text.notices, *notices, *dict.fromkeys(outputs.notices)):
         remark(notice)
     _report(done, queries, others, console, trace)
+    for sequence in chosen:
+        result("")
+        print_heads(done.result, sequence, console, chosen_heads)
     if console.is_terminal if show is None else show:
         from attnviz.render.terminal import heatmaps
 
@@ -273,9 +277,9 @@ def _kept(keep: str | None) -> tuple[str, ...]:
 
 
 def _report(done: Run, queries: Batch, others: Batch | None, console: Console, trace: bool) -> None:
-    """What ran, on standard output: the facts, the tokens, the trace, the heads in numbers."""
+    """What ran, on standard output: the facts, the tokens, the trace."""
     from attnviz.render.console import ascii_only
-    from attnviz.render.tables import print_heads, print_trace
+    from attnviz.render.tables import print_trace
 
     source = queries if others is None else others
     names, allowed = done.result.masks, done.result.allowed[0]
@@ -289,6 +293,3 @@ def _report(done: Run, queries: Batch, others: Batch | None, console: Console, t
     if trace:
         result("")
         print_trace(done.steps, console, cross=others is not None)
-    for sequence in range(queries.size):
-        result("")
-        print_heads(done.result, sequence, console)
