@@ -713,6 +713,14 @@ def test_find_query_lists_candidates(text: str, message: str) -> None:
     assert str(caught.value) == message
 
 
+def test_find_query_lists_no_padding() -> None:
+    result = make(SENTENCE, "It was", [], pad_side="left").result
+    with pytest.raises(InputError, match=r"; its tokens: It \(0\), was \(1\)$"):
+        find_query(result, 1, "zebra")
+    with pytest.raises(InputError, match=r"^query zebra is no token of sequence 2; it has none$"):
+        find_query(result, 2, "zebra")
+
+
 def test_find_query_lists_no_more_than_a_line() -> None:
     result = make([f"w{i}" for i in range(30)], ["w1"], []).result
     with pytest.raises(InputError, match=r"its tokens: w0 \(0\).* w7 \(7\) and 22 more$"):

@@ -322,23 +322,24 @@ def find_query(result: AttentionResult, sequence: int, text: str) -> int:
             f"query {printable(text)}: {printable(numbered[1])} stands {_times(len(places_of))} "
             f"in sequence {sequence}: {known}"
         )
-    raise InputError(
-        f"query {printable(text)} is no token of sequence {sequence}; {_near(text, tokens, start)}"
-    )
+    near = _near(text, tokens[start : start + length])
+    raise InputError(f"query {printable(text)} is no token of sequence {sequence}; {near}")
 
 
 def _times(n: int) -> str:
     return "once" if n == 1 else f"{n} times"
 
 
-def _near(text: str, tokens: Sequence[str], start: int) -> str:
+def _near(text: str, tokens: Sequence[str]) -> str:
     """The tokens most like `text` with their indices, or the first ones where none is like it."""
+    if not tokens:
+        return "it has none"
     folded: dict[str, list[int]] = {}
     for i, token in enumerate(tokens):
         folded.setdefault(token.casefold(), []).append(i)
     near = difflib.get_close_matches(text.casefold(), list(folded), n=LISTED, cutoff=0.5)
     places = [i for form in near for i in folded[form]] or list(range(len(tokens)))
-    listed = ", ".join(f"{printable(tokens[i], 20)} ({i - start})" for i in places[:LISTED])
+    listed = ", ".join(f"{printable(tokens[i], 20)} ({i})" for i in places[:LISTED])
     more = f" and {len(places) - LISTED} more" if len(places) > LISTED else ""
     return f"{'near it' if near else 'its tokens'}: {listed}{more}"
 
