@@ -58,7 +58,11 @@ def _sign(c: str, text: str) -> str:
 
 def is_upright(text: str) -> bool:
     """Whether `text` is one wide character, which reads upright in a turned line as well."""
-    return bool(text) and _columns(text) == 2 and unicodedata.east_asian_width(text[0]) in "WF"
+    if unicodedata.east_asian_width(text[0]) not in "WF":
+        return False
+    import regex
+
+    return regex.fullmatch(r"\X", text) is not None
 
 
 def prose(text: str, longest: int) -> str:
