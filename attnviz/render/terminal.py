@@ -81,7 +81,7 @@ TONES: tuple[tuple[tuple[int, int, int], ...], ...] = (
     ((150, 75, 40), (60, 100, 160), (40, 130, 60)),
     ((112, 112, 112), (120, 60, 60), (60, 60, 130)),
     (),
-    ((255, 0, 90), (0, 230, 255), (0, 255, 0)),
+    ((255, 0, 90), (0, 230, 255), (255, 255, 255)),
 )
 """The same by preference: the first that is far from every colour of the map is taken."""
 
@@ -276,7 +276,8 @@ def _titles(
     columns: int,
 ) -> list[str]:
     """`head 3`, with its entropy where there is room for that over the map."""
-    entropy = measure(result, sequence).result()["entropy"]
+    with np.errstate(invalid="ignore"):  # a foreign array may hold infinity
+        entropy = measure(result, sequence).result()["entropy"]
     titles = []
     for layer, head in heads:
         name = f"L{layer} H{head}" if result.n_layers > 1 else f"head {head}"
