@@ -74,7 +74,7 @@ SIZES_AND_FLAGS = {
     "run x --mask missing.npy": "mask missing.npy: no such file or directory",
     "run --wrong": "No such option: --wrong (see attnviz run --help)",
     "walk": "No such command 'walk' (see attnviz --help)",
-    "shapes x --len 5": "--len and TEXT both give the number of queries; give one of them",
+    "shapes x --len 5": "--len and TEXT both give the queries; give one of them",
     "shapes --len 0": "--len is 0; it must be at least 1",
     "shapes --key-len 5": "--key-len goes with --len; --keys gives the keys of a text",
 }

@@ -23,15 +23,26 @@ BUILT_IN = "The animal didn't cross the street because it was too tired."
 
 
 @dataclass(frozen=True)
-class Sequences:
+class TextInput:
     """Token sequences of queries and, for cross attention, of keys; not padded yet."""
 
     queries: tuple[batches.Tokens, ...]
     keys: tuple[batches.Tokens, ...] | None
     notices: tuple[str, ...]
 
+    @property
+    def vocabulary(self) -> batches.Tokens:
+        """Of queries and keys together, queries' tokens first."""
+        return batches.make_vocabulary((*self.queries, *(self.keys or ())))
 
-def read_sequences(flags: InputFlags) -> Sequences:
+    def lengths(self, flags: InputFlags) -> dict[str, int]:
+        """The sizes that the padded batch will have, by axis name."""
+        queries = max(flags.pad_to or 0, *map(len, self.queries))
+        keys = queries if self.keys is None else max(map(len, self.keys))
+        return {"B": len(self.queries), "Tq": queries, "Tk": keys, "V": len(self.vocabulary)}
+
+
+def read_sequences(flags: InputFlags) -> TextInput:
     """Read what the flags name; with nothing named, a pipe; with no pipe, the built-in sentence."""
     readings = []
     if flags.text:
@@ -55,26 +66,24 @@ def read_sequences(flags: InputFlags) -> Sequences:
         notices += keys.notices
     batches.require_tokens(queries)
     key_sequences = None if keys is None else _matched(keys.sequences, len(queries))
-    return Sequences(queries, key_sequences, tuple(notices))
+    return TextInput(queries, key_sequences, tuple(notices))
 
 
 def make_batches(
-    flags: InputFlags, sequences: Sequences, config: AttentionConfig
+    flags: InputFlags, text: TextInput, config: AttentionConfig
 ) -> tuple[Batch, Batch | None]:
-    """Pad queries and keys; both use one vocabulary, queries' tokens first.
+    """Pad queries and keys; both use one vocabulary.
 
     Raises `InputError` first when the maps of such batches would not fit in memory.
     """
     from attnviz.sources.from_config import require_run_memory
 
-    width = max(flags.pad_to or 0, *map(len, sequences.queries))
-    key_width = width if sequences.keys is None else max(map(len, sequences.keys))
-    require_run_memory(config, len(sequences.queries), width, key_width)
-    known = batches.make_vocabulary((*sequences.queries, *(sequences.keys or ())))
-    queries = batches.make_batch(sequences.queries, known, flags.pad_to, flags.pad_side)
-    if sequences.keys is None:
+    lengths, known = text.lengths(flags), text.vocabulary
+    require_run_memory(config, lengths["B"], lengths["Tq"], lengths["Tk"])
+    queries = batches.make_batch(text.queries, known, flags.pad_to, flags.pad_side)
+    if text.keys is None:
         return queries, None
-    return queries, batches.make_batch(sequences.keys, known, None, flags.pad_side)
+    return queries, batches.make_batch(text.keys, known, None, flags.pad_side)
 
 
 def make_rules(

@@ -111,6 +111,15 @@ class LayerFlags:
     )
     device: Annotated[str, _flag(panel=LAYER, help="cpu, cuda or mps.")] = "cpu"
 
+    @property
+    def given(self) -> list[str]:
+        """The flags whose values are not the defaults."""
+        return [
+            f"--{field.name.replace('_', '-')}"
+            for field in dataclasses.fields(self)
+            if getattr(self, field.name) != field.default
+        ]
+
     def config(self) -> AttentionConfig:
         """The checked configuration."""
         return AttentionConfig.from_sizes(**dataclasses.asdict(self))

@@ -2,21 +2,32 @@
 
 from __future__ import annotations
 
+import argparse
+import dataclasses
 import json
+import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 
 from attnviz.cli.console import remark, result
 from attnviz.cli.facts import Fact, layer_facts, mask_facts, print_facts
-from attnviz.cli.inputs import make_batches, make_rules, read_sequences
+from attnviz.cli.inputs import TextInput, make_batches, make_rules, read_sequences
 from attnviz.cli.options import INPUT, OUTPUT, InputFlags, LayerFlags, MaskFlags, spread
 from attnviz.config import AttentionConfig, check_size, choice
-from attnviz.errors import ConfigError
+from attnviz.errors import ConfigError, printable
+
+if TYPE_CHECKING:
+    from attnviz.diagnose import Diagnosis
+    from attnviz.trace import Step
 
 FORMATS = ("table", "json", "markdown", "mermaid")
+
+USUAL_LENGTH = 1024
+"""Tokens that a model's shapes are shown for when nothing is said."""
 
 EXAMPLES = """Examples:
 
@@ -45,7 +56,7 @@ def shapes(
         typer.Option(
             "--key-len",
             metavar="N",
-            help="Keys, where they differ from the queries.",
+            help="Keys, where they are another text.",
             rich_help_panel=INPUT,
             show_default=False,
         ),
@@ -63,6 +74,25 @@ def shapes(
             rich_help_panel=INPUT,
         ),
     ] = 37000,
+    model: Annotated[
+        Path | None,
+        typer.Option(
+            "--model",
+            help="A real architecture from its config.json, or the folder of one: no weights.",
+            rich_help_panel=INPUT,
+            show_default=False,
+        ),
+    ] = None,
+    versus: Annotated[
+        str | None,
+        typer.Option(
+            "--vs",
+            metavar="FLAGS",
+            help='Beside it, the same with other flags ("--n-heads 4") or another config.json.',
+            rich_help_panel=OUTPUT,
+            show_default=False,
+        ),
+    ] = None,
     source: Annotated[
         bool,
         typer.Option("--source", help="Name each step's line of code.", rich_help_panel=OUTPUT),
@@ -82,89 +112,249 @@ def shapes(
     ] = False,
 ) -> None:
     """Show every tensor on the way through the layer: its shape, cost and meaning."""
-    config = layer.config()
     form = "json" if as_json else choice("--format", form, FORMATS)
-    if length is None:
-        if key_length is not None:
-            raise ConfigError("--key-len goes with --len; --keys gives the keys of a text")
-        flow = _of_text(inputs, masking, config)
-    else:
-        named = [flag for flag, given in (("TEXT", inputs.text), ("--file", inputs.file)) if given]
-        if named:
-            raise ConfigError(
-                f"--len and {named[0]} both give the number of queries; give one of them"
-            )
-        sizes = {
-            "B": check_size("--batch", batch),
-            "Tq": check_size("--len", length),
-            "Tk": check_size("--key-len", length if key_length is None else key_length),
-            "V": check_size("--vocab", vocabulary),
-        }
-        flow = Flow(config, sizes, masking.is_set, cross=key_length is not None)
-    _print(flow, form, source, expand)
+    named = [flag for flag, given in (("TEXT", inputs.text), ("--file", inputs.file)) if given]
+    if named and (length is not None or model is not None):
+        flag = "--len" if length is not None else "--model"
+        raise ConfigError(f"{flag} and {named[0]} both give the queries; give one of them")
+    if model is not None and (of_layer := layer.given):
+        raise ConfigError(f"--model and {of_layer[0]} both give the layer; give one of them")
+    if length is None and key_length is not None:
+        raise ConfigError("--key-len goes with --len; --keys gives the keys of a text")
+    if versus is not None and form != "table":
+        raise ConfigError(f"--vs makes a table; --format {form} shows one layer at a time")
+    sizes = GivenSizes(model, length, key_length, batch, vocabulary)
+    flow = _flow(inputs, layer, masking, sizes)
+    if versus is None:
+        _print(flow, form, source, expand)
+        return
+    other_layer, other_sizes = _changed(layer, sizes, versus)
+    _print_both(flow, _flow(inputs, other_layer, masking, other_sizes))
+
+
+@dataclass(frozen=True)
+class GivenSizes:
+    """What flags say of lengths, and of a model in place of the layer."""
+
+    model: Path | None
+    length: int | None
+    key_length: int | None
+    batch: int
+    vocabulary: int
+
+    def __post_init__(self) -> None:
+        for flag, size in (
+            ("--len", self.length),
+            ("--key-len", self.key_length),
+            ("--batch", self.batch),
+            ("--vocab", self.vocabulary),
+        ):
+            if size is not None:
+                check_size(flag, size)
 
 
 @dataclass(frozen=True)
 class Flow:
-    """A layer and the sizes that run through it; `facts` are lines about a real batch."""
+    """Steps with their sizes, and what is said about where they come from."""
 
-    config: AttentionConfig
-    lengths: Mapping[str, int]
-    masked: bool
-    cross: bool
-    facts: Sequence[Fact] = ()
-
-    @property
-    def sizes(self) -> dict[str, int]:
-        """Every axis name's length, in the order in which they are explained."""
-        config, given = self.config, self.lengths
-        layer = {"d_model": config.d_model, "d_k": config.d_k, "d_v": config.d_v}
-        lengths = {"Tq": given["Tq"], "Tk": given["Tk"]}
-        return {"B": given["B"], "H": config.n_heads, **lengths, **layer, "V": given["V"]}
+    steps: Sequence[Step]
+    sizes: Mapping[str, int]
+    config: Mapping[str, Any]
+    facts: Sequence[Fact]
+    cross: bool = False
+    layer: AttentionConfig | None = None
 
 
-def _of_text(inputs: InputFlags, masking: MaskFlags, config: AttentionConfig) -> Flow:
+def _flow(inputs: InputFlags, layer: LayerFlags, masking: MaskFlags, given: GivenSizes) -> Flow:
+    if given.model is not None:
+        return _of_model(given.model, given)
+    if given.length is not None:
+        keys = given.length if given.key_length is None else given.key_length
+        lengths = {"B": given.batch, "Tq": given.length, "Tk": keys, "V": given.vocabulary}
+        config = _checked(layer, lengths)
+        return _of_layer(config, lengths, masking.is_set, given.key_length is not None)
+    text = read_sequences(inputs)
+    config = _checked(layer, text.lengths(inputs))
+    return _of_text(inputs, masking, config, text)
+
+
+def _of_layer(
+    config: AttentionConfig,
+    lengths: Mapping[str, int],
+    masked: bool,
+    cross: bool,
+    facts: Sequence[Fact] = (),
+) -> Flow:
+    """A layer from flags, at any size."""
+    from attnviz.sources.from_config import shadow_steps
+
+    sizes = {
+        "B": lengths["B"],
+        "H": config.n_heads,
+        "Tq": lengths["Tq"],
+        "Tk": lengths["Tk"],
+        "d_model": config.d_model,
+        "d_k": config.d_k,
+        "d_v": config.d_v,
+        "V": lengths["V"],
+    }
+    steps = [step.at(sizes) for step in shadow_steps(config, cross, masked)]
+    said = [*layer_facts(config), *facts]
+    return Flow(steps, sizes, config.as_dict(), said, cross, config)
+
+
+def _of_text(
+    inputs: InputFlags, masking: MaskFlags, config: AttentionConfig, text: TextInput
+) -> Flow:
     """The flow of a real batch, and what its masks forbid."""
     from attnviz.masks import build
 
-    text = read_sequences(inputs)
     queries, keys = make_batches(inputs, text, config)
     rules, notices = make_rules(masking, queries, keys, config.n_heads)
     source = queries if keys is None else keys
     allowed = build(rules, queries.size, config.n_heads, queries.width, source.width)
     for notice in (*text.notices, *notices):
         remark(notice)
-    lengths = {
-        "B": queries.size,
-        "Tq": queries.width,
-        "Tk": source.width,
-        "V": len(queries.vocabulary),
-    }
     seen = None if allowed is None else allowed.numpy()
     facts = mask_facts([rule.name for rule in rules], seen, queries, source)
-    return Flow(config, lengths, allowed is not None, keys is not None, facts)
+    lengths = text.lengths(inputs)
+    return _of_layer(config, lengths, allowed is not None, keys is not None, facts)
+
+
+def _of_model(path: Path, given: GivenSizes) -> Flow:
+    """One attention layer of a real architecture, and the cache of all its layers."""
+    from attnviz.architectures import read_architecture
+    from attnviz.render.reports import architecture_facts, cache_as_json
+    from attnviz.render.tables import sizes_of
+    from attnviz.sources.from_architecture import architecture_steps
+
+    architecture = read_architecture(path)
+    length = USUAL_LENGTH if given.length is None else given.length
+    steps = architecture_steps(architecture, given.batch, length, given.key_length)
+    dtype = architecture.dtype or "float32"
+    config = {
+        **dataclasses.asdict(architecture),
+        "cache": cache_as_json(architecture, length, given.batch, dtype),
+    }
+    return Flow(steps, sizes_of(steps), config, architecture_facts(architecture))
+
+
+# ── sizes that cannot work ───────────────────────────────────────────────────────────────────
+
+
+def _checked(layer: LayerFlags, lengths: Mapping[str, int]) -> AttentionConfig:
+    """The layer's configuration. Where it cannot work, the trace is printed up to that point."""
+    from attnviz.diagnose import Sizes, diagnose
+
+    problem = diagnose(
+        Sizes(
+            layer.d_model,
+            layer.n_heads,
+            layer.d_k,
+            layer.d_v,
+            batch=lengths["B"],
+            queries=lengths["Tq"],
+            keys=lengths["Tk"],
+        )
+    )
+    if problem is not None:
+        _fail(problem, layer, lengths)
+    return layer.config()
+
+
+def _fail(problem: Diagnosis, layer: LayerFlags, lengths: Mapping[str, int]) -> NoReturn:
+    from attnviz.diagnose import steps_until
+    from attnviz.render.console import make_console
+    from attnviz.render.reports import print_diagnosis
+    from attnviz.render.tables import print_trace
+
+    width = max(layer.d_model // layer.n_heads, 1)
+    possible = dataclasses.replace(layer, d_k=layer.d_k or width).config()
+    flow = _of_layer(possible, lengths, masked=False, cross=False)
+    steps = steps_until(flow.steps, problem)
+    console = make_console()
+    print_trace(steps, console, sizes={**flow.sizes}, totals=False)
+    print_diagnosis(problem, len(steps) + 1, console)
+    raise ConfigError(problem.message)
+
+
+# ── two at once ──────────────────────────────────────────────────────────────────────────────
+
+
+def _changed(layer: LayerFlags, sizes: GivenSizes, versus: str) -> tuple[LayerFlags, GivenSizes]:
+    """The flags with those of --vs put in; a path alone stands for `--model PATH`."""
+
+    class Parser(argparse.ArgumentParser):
+        def error(self, message: str) -> NoReturn:
+            raise ConfigError(f"--vs {printable(versus)}: {printable(message)}")
+
+    parser = Parser(add_help=False, allow_abbrev=False)
+    for field in dataclasses.fields(LayerFlags):
+        kind = str if isinstance(field.default, str) else int
+        parser.add_argument(f"--{field.name.replace('_', '-')}", type=kind, dest=field.name)
+    parser.add_argument("--len", type=int, dest="length")
+    parser.add_argument("--key-len", type=int, dest="key_length")
+    parser.add_argument("--batch", type=int)
+    parser.add_argument("--model", type=Path)
+    try:
+        words = shlex.split(versus)
+    except ValueError as error:
+        parser.error(str(error))
+    if len(words) == 1 and not words[0].startswith("-"):
+        words = ["--model", *words]
+    given = {name: value for name, value in vars(parser.parse_args(words)).items() if value is not None}
+    if not given:
+        parser.error('flags of the other layer are expected, "--n-heads 4", or a config.json')
+    of_sizes = {name: given.pop(name) for name in list(given) if hasattr(sizes, name)}
+    if given and "model" not in of_sizes and sizes.model is not None:
+        of_sizes["model"] = None  # the other side is a layer from flags
+        of_sizes.setdefault("length", sizes.length or USUAL_LENGTH)
+    return dataclasses.replace(layer, **given), dataclasses.replace(sizes, **of_sizes)
+
+
+def _print_both(a: Flow, b: Flow) -> None:
+    from attnviz.diagnose import compare
+    from attnviz.render.console import make_console
+    from attnviz.render.reports import print_comparison
+
+    console = make_console()
+    for name, flow in (("A", a), ("B", b)):
+        (label, first), *rest = flow.facts
+        print_facts(console, [(f"{name}  {label}", first), *rest])
+    result("")
+    print_comparison(a.steps, b.steps, console)
+    if a.layer is not None and b.layer is not None:
+        words = compare(a.layer, b.layer, a.sizes["B"], a.sizes["Tq"], a.sizes["Tk"])
+        result(*(["", *words] if words else []))
 
 
 def _print(flow: Flow, form: str, source: bool, expand: bool) -> None:
+    from attnviz.diagnose import remarks
     from attnviz.render import tables
     from attnviz.render.console import make_console
-    from attnviz.sources.from_config import shadow_steps
+    from attnviz.render.reports import print_cache
 
-    sizes = flow.sizes
-    steps = [step.at(sizes) for step in shadow_steps(flow.config, flow.cross, flow.masked)]
     if form == "json":
-        document = tables.trace_as_json(steps, sizes=sizes, config=flow.config.as_dict())
+        document = tables.trace_as_json(flow.steps, sizes=flow.sizes, config=flow.config)
         result(json.dumps(document, indent=1))
     elif form == "markdown":
-        result(
-            tables.trace_as_markdown(steps, source=source, expand=expand, cross=flow.cross).rstrip()
-        )
+        text = tables.trace_as_markdown(flow.steps, source=source, expand=expand, cross=flow.cross)
+        result(text.rstrip())
     elif form == "mermaid":
-        result(tables.trace_as_mermaid(steps).rstrip())
+        result(tables.trace_as_mermaid(flow.steps).rstrip())
     else:
         console = make_console()
-        print_facts(console, [*layer_facts(flow.config), *flow.facts])
+        print_facts(console, flow.facts)
+        if flow.layer is not None:
+            print_facts(console, [("note", words) for words in remarks(flow.layer)])
         result("")
         tables.print_trace(
-            steps, console, sizes=sizes, source=source, expand=expand, cross=flow.cross
+            flow.steps,
+            console,
+            sizes=flow.sizes,
+            source=source,
+            expand=expand,
+            cross=flow.cross,
         )
+        if "cache" in flow.config:
+            print_cache(flow.config["cache"], console)
