@@ -262,10 +262,10 @@ def test_half_lines_of_padding_are_left_blank() -> None:
     """Padding in the middle of nothing: the plan cuts it, so the ink itself is asked."""
     ink = terminal._ink(screen(80, "truecolor"), "viridis", 1.0, 1)
     padding, weight = ink.levels + terminal.PADDING, 255
-    assert ink.halves(padding, weight).plain == "▄"
-    assert ink.halves(weight, padding).plain == "▀"
-    assert ink.halves(padding, padding).plain == "·"
-    assert ink.halves(padding, ink.levels + terminal.FORBIDDEN).plain == "▄"
+    assert ink.halves(padding, weight)[0] == "▄"
+    assert ink.halves(weight, padding)[0] == "▀"
+    assert ink.halves(padding, padding)[0] == "·"
+    assert ink.halves(padding, ink.levels + terminal.FORBIDDEN)[0] == "▄"
 
 
 # ── without colour ───────────────────────────────────────────────────────────────────────────
@@ -295,6 +295,13 @@ def test_the_ramp_without_colour(n: int, ascii: bool) -> None:
     assert lines[-1] == lines[-1].rstrip()
     assert not any("\x1b" in line for line in lines)
     assert not ascii or "".join(lines).isascii()
+
+
+@pytest.mark.parametrize(("width", "scale"), [(22, "0 [  ▒░▓▒██] 1"), (20, "0 [  ▒▒██] 1")])
+def test_a_narrow_scale_has_fewer_steps(width: int, scale: str) -> None:
+    result = made(["a", "b"], allowed=causal(2), masks=("causal",))
+    line = next(line for line in shown(screen(width), result) if line.startswith("0 ["))
+    assert line.startswith(scale)
 
 
 def test_no_weight_can_pass_for_a_mark() -> None:

@@ -86,6 +86,7 @@ TONES: tuple[tuple[tuple[int, int, int], ...], ...] = (
 """The same by preference: the first that is far from every colour of the map is taken."""
 
 Array = npt.NDArray[np.float64]
+Run = tuple[str, Style]
 Kinds = npt.NDArray[np.int64]
 
 
@@ -314,17 +315,18 @@ class Ink:
             steps = np.clip(head.weights / self.top * self.levels, 0, self.levels - 1)
         return np.where(head.kinds == WEIGHT, steps.astype(np.int64), self.levels + head.kinds)
 
-    def cell(self, code: int, times: int = 1) -> Text:
-        return Text.assemble((self.glyphs[code] * times, self.styles[code]))
+    def cell(self, code: int, times: int = 1) -> Run:
+        """The cell, `times` side by side, and its style."""
+        return self.glyphs[code] * times, self.styles[code]
 
-    def halves(self, upper: int, lower: int | None, times: int = 1) -> Text:
+    def halves(self, upper: int, lower: int | None, times: int = 1) -> Run:
         """Two cells, one over the other; there may be no lower one. Twice a mark is the mark."""
         if lower in (upper, None) and upper >= self.levels:
             return self.cell(upper, times)
         above, below = self.pixels[upper], None if lower is None else self.pixels[lower]
         if above is None:
-            return Text.assemble((("▄" if below else " ") * times, Style(color=below)))
-        return Text.assemble(("▀" * times, Style(color=above, bgcolor=below)))
+            return ("▄" if below else " ") * times, Style(color=below)
+        return "▀" * times, Style(color=above, bgcolor=below)
 
 
 def _ink(console: Console, cmap: str, top: float, cell: int) -> Ink:
@@ -428,11 +430,11 @@ def _rows(codes: npt.NDArray[np.int64], plan: Plan, ink: Ink) -> Iterator[Text]:
     if plan.half:
         for upper, lower in zip_longest(lines[::2], lines[1::2]):
             pairs = groupby(zip(upper, lower or [None] * len(upper), strict=True))
-            yield Text().join(ink.halves(*pair, len(list(run))) for pair, run in pairs)
+            yield Text.assemble(*(ink.halves(*pair, len(list(run))) for pair, run in pairs))
     else:
         for line in lines:
             runs = groupby(line)
-            yield Text().join(ink.cell(code, len(list(run))) for code, run in runs)
+            yield Text.assemble(*(ink.cell(code, len(list(run))) for code, run in runs))
 
 
 def _labels(queries: Side, plan: Plan, plain: bool) -> list[Text]:
@@ -498,7 +500,7 @@ def _legend(
 ) -> list[Text]:
     """The scale, each mark that occurs, and what was done to make it fit."""
     present = sorted({int(kind) for head in maps for kind in np.unique(head.kinds)} - {WEIGHT})
-    pieces = [_scale(ink)]
+    pieces = [_scale(ink, width)]
     for kind in present:
         words = WORDS[kind]
         names = [name for name in result.masks if name != "padding"]
@@ -515,22 +517,20 @@ def _legend(
     return flow(pieces, width)
 
 
-def _scale(ink: Ink) -> Text:
-    """`0 ░▒▓█ 0.9`: from the smallest weight to the largest."""
-    steps = min(ink.levels, 16)
+def _scale(ink: Ink, width: int) -> Text:
+    """`0 ░▒▓█ 0.9`: from the smallest weight to the largest, in as many steps as there is room."""
+    room = (width - 14) // len(ink.glyphs[0])
+    steps = max(min(ink.levels, 16, room), 2)
     codes = [round(i * (ink.levels - 1) / (steps - 1)) for i in range(steps)]
     left, right = ("", "") if ink.colored else ("[", "]")
-    bar = Text("0 ").append(left)
-    for code in codes:
-        bar.append_text(ink.cell(code))
-    return bar.append(f"{right} {ink.top:.4g}")
+    return Text.assemble(f"0 {left}", *map(ink.cell, codes), f"{right} {ink.top:.4g}")
 
 
 def _sample(ink: Ink, code: int, plan: Plan) -> Text:
     """The mark, and where two rows share a line, also how it looks beside a weight."""
     if plan.half and ink.pixels[code]:
-        return ink.cell(code).append("▄", Style(color=ink.pixels[code]))
-    return ink.cell(code, 2 // plan.cell)
+        return Text.assemble(ink.cell(code), ("▄", Style(color=ink.pixels[code])))
+    return Text.assemble(ink.cell(code, 2 // plan.cell))
 
 
 def _remarks(
