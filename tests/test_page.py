@@ -236,7 +236,8 @@ def test_a_page_too_large_gets_coarser_and_says_so(
         else:
             assert notices == [
                 f"weights on the page have {found.run['levels']} levels a head to keep it small: "
-                f"the largest error is {error:.2g}; --heads and --sequences choose fewer, and sharper"
+                f"the largest error is {error:.2g}; "
+                "--heads and --sequences choose fewer, and sharper"
             ]
     assert sizes[300_000] <= 300_000
     assert sizes[200_000] <= 200_000
@@ -441,14 +442,14 @@ def test_joined_modules_keep_their_names_apart() -> None:
             ),
             (
                 "two",
-                'import * as one from "./one.js";\n\nconst inner = one.x;\nexport function f() {}\n',
+                'import * as one from "./one.js";\n\nconst inner = one.x;\nexport const f = 2;\n',
             ),
         ]
     )
     assert joined == (
         "// ── one.js ──\nconst one = (() => {\nconst inner = 1;\nconst shown = inner;\n"
         "async function wait() {}\nreturn { shown, wait };\n})();\n\n"
-        "// ── two.js ──\nconst two = (() => {\n\nconst inner = one.x;\nfunction f() {}\n"
+        "// ── two.js ──\nconst two = (() => {\n\nconst inner = one.x;\nconst f = 2;\n"
         "return { f };\n})();\n"
     )
 

@@ -35,7 +35,7 @@ export function view(side) {
   function column(which, title, name) {
     const list = el("div", { class: "tokens", role: "listbox", tabindex: 0, "aria-label": title, "data-text": which });
     const padded = el("p", { class: "padded" });
-    const made = el("div", { class: `column ${which}` }, el("h3", {}, title), list, padded);
+    const made = el("div", { class: `column ${which}` }, el("h2", {}, title), list, padded);
     let rows = [];
     let first = 0;
     function fill(tokens, [start, end]) {
@@ -250,7 +250,7 @@ export function view(side) {
     if (changed.has("by-key") || (changed.has("view") && state.state.pinned)) {
       (state.state.side === "looks" ? queries.row(state.state.query) : keys.row(state.state.key))?.scrollIntoView({ block: "nearest" });
     }
-    if (changed.has("pinned") && !state.state.pinned) rest();
+    if (changed.has("pinned") && !state.state.pinned) active = false;
     paint();
     side.update(current);
   }

@@ -163,7 +163,7 @@ function arrow(key) {
   }
   if (view === "text") {
     const name = direction === "seen" ? "key" : "query";
-    const list = document.querySelector(`[data-text="${facts.cross && name === "key" ? "keys" : "queries"}"]`);
+    const list = document.querySelector(`.sentence[data-text="${facts.cross && name === "key" ? "keys" : "queries"}"]`);
     tokenBy(name, dy || (list.dir === "rtl" ? -dx : dx));
     return true;
   }
@@ -198,17 +198,17 @@ const KEYS = {
 
 addEventListener("keydown", (event) => {
   if (event.ctrlKey || event.metaKey || event.altKey || help.open) return;
-  const field = event.target.matches("input[type=search], select, input[type=range], textarea");
+  const field = event.target.matches("input[type=search], select");
   if (event.key === "Escape") {
     state.set({ pinned: false });
     if (field) event.target.blur();
     return;
   }
   if (field) return;
-  const interactive = event.target.matches("button, a, summary");
+  const interactive = event.target.matches("button, a");
   let done = false;
   if (event.key.startsWith("Arrow")) {
-    const quiet = event.target.matches("pre, .scroller");
+    const quiet = event.target.matches("pre, .scroller, input[type=range]");
     done = !quiet && arrow(event.key);
   } else if ((event.key === "Enter" || event.key === " ") && !interactive && state.state.view !== "trace") {
     state.set({ pinned: !state.state.pinned });

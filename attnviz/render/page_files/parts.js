@@ -179,7 +179,7 @@ function ranking(title, side) {
     const row = el("li", {}, name, el("span", { class: "track" }, bar), value);
     return { row, name, bar, value };
   });
-  const about = el("h3", {}, title);
+  const about = el("h2", {}, title);
   const none = el("p", { class: "none" }, "nothing");
   const root = el("section", { class: "ranking" }, about, el("ol", {}, ...rows.map((r) => r.row)), none);
   function update(head, q, k) {
@@ -272,7 +272,7 @@ export function fillCanvas(canvas, head, width) {
 
 // Each measure as a line with a dot for every head, this one's marked.
 function measureStrips() {
-  const title = el("h3", {});
+  const title = el("h2", {});
   const rows = Object.keys(facts.measures).map((name) => {
     const value = el("span", { class: "value" });
     const line = el("span", { class: "strip", "aria-hidden": "true" });

@@ -87,7 +87,8 @@ export function read() {
   const sequence = facts.sequences.findIndex((s) => String(s.index) === given.get("sequence"));
   if (sequence >= 0) state.sequence = sequence;
   toFirstToken();
-  const wanted = facts.heads.findIndex(([l, h]) => String(l) === given.get("layer") && String(h) === given.get("head"));
+  const [layer, number] = facts.heads[state.head].map((own, i) => given.get(["layer", "head"][i]) ?? String(own));
+  const wanted = facts.heads.findIndex(([l, h]) => String(l) === layer && String(h) === number);
   if (wanted >= 0) changes.head = wanted;
   changes.view = oneOf(given.get("view"), VIEWS, state.view);
   changes.query = whole(given.get("query"), facts.queries, state.query);

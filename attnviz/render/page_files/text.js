@@ -19,7 +19,7 @@ export function view(side) {
   const queries = text("queries", facts.cross ? "The queries' text" : "The text");
   const keys = facts.cross ? text("keys", "The keys' text") : null;
   const root = el("div", { class: "text-view" }, choice, about,
-    ...(facts.cross ? [el("h3", {}, "Queries"), queries.root, el("h3", {}, "Keys"), keys.root] : [queries.root]));
+    ...(facts.cross ? [el("h2", {}, "Queries"), queries.root, el("h2", {}, "Keys"), keys.root] : [queries.root]));
 
   // One text as a list of tokens to choose from.
   function text(which, name) {
