@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from itertools import groupby, zip_longest
 from math import ceil
 from typing import Any
@@ -325,8 +326,14 @@ class Ink:
             return self.cell(upper, times)
         above, below = self.pixels[upper], None if lower is None else self.pixels[lower]
         if above is None:
-            return ("▄" if below else " ") * times, Style(color=below)
-        return "▀" * times, Style(color=above, bgcolor=below)
+            return ("▄" if below else " ") * times, _style(below, None)
+        return "▀" * times, _style(above, below)
+
+
+@lru_cache(maxsize=2**16)
+def _style(color: Color | None, behind: Color | None) -> Style:
+    """A style is slow to make and remembers its escape codes, so each is made once."""
+    return Style(color=color, bgcolor=behind)
 
 
 def _ink(console: Console, cmap: str, top: float, cell: int) -> Ink:
@@ -562,6 +569,8 @@ def _remarks(
 def _weight_on_padding(result: AttentionResult, sequence: int, maps: Sequence[Map]) -> float:
     """The largest share that a real query gives to padded keys."""
     real, padded = result.query_valid[sequence], ~result.key_valid[sequence]
+    if not padded.any():
+        return 0.0
     return max(
         float(np.nan_to_num(weights[real][:, padded].sum(-1)).max(initial=0.0))
         for weights in (result.attention[m.layer, sequence, m.head] for m in maps)
