@@ -126,7 +126,7 @@ class MultiHeadAttention(nn.Module):
 
     head_i = Attention(x W_Qi, y W_Ki, y W_Vi); output = LayerNorm(x + Concat(head_i) W_O).
     `w_q`, `w_k`, `w_v` and `w_o` hold all heads, heads slowest: rows i·d_k … (i+1)·d_k of `w_q`
-    are head i.
+    are head i. With `config.n_kv_heads` fewer key/value heads, each serves a group of neighbours.
 
     A new layer is untrained. Its numbers come from `config.seed` alone: W_Q and W_K are normal
     with a variance that gives scores a standard deviation of about `SCORE_SPREAD` (PyTorch's own
@@ -142,8 +142,8 @@ class MultiHeadAttention(nn.Module):
         # Var(q) = d_model · Var(W) · Var(x), and Var(score) = Var(q) · Var(k).
         query_key = sqrt(SCORE_SPREAD / INPUT_VARIANCE[config.positions] / d_model)
         self.w_q = Projection(d_model, n_heads * d_k, query_key, generator)
-        self.w_k = Projection(d_model, n_heads * d_k, query_key, generator)
-        self.w_v = Projection(d_model, n_heads * d_v, 1 / sqrt(d_model), generator)
+        self.w_k = Projection(d_model, config.n_kv_heads * d_k, query_key, generator)
+        self.w_v = Projection(d_model, config.n_kv_heads * d_v, 1 / sqrt(d_model), generator)
         self.w_o = Projection(n_heads * d_v, d_model, 1 / sqrt(n_heads * d_v), generator)
         self.norm = nn.LayerNorm(d_model)
         self.to(config.device, getattr(torch, config.dtype)).eval()
@@ -163,20 +163,27 @@ class MultiHeadAttention(nn.Module):
         """
         key = query if key is None else key
         value = key if value is None else value
-        heads, d_k, d_v = self.config.n_heads, self.config.d_k, self.config.d_v
+        heads, groups = self.config.n_heads, self.config.n_kv_heads
+        d_k, d_v = self.config.d_k, self.config.d_v
+        hkv = "Hkv" if self.config.is_grouped else "H"
 
         q = self.w_q(query)
         tap("q_projected", "B Tq H·d_k", q, module=self.w_q, sums_over="d_model")
         q = q.unflatten(-1, (heads, d_k)).transpose(1, 2)
         tap("q", "B H Tq d_k", q)
         k = self.w_k(key)
-        tap("k_projected", "B Tk H·d_k", k, module=self.w_k, sums_over="d_model")
-        k = k.unflatten(-1, (heads, d_k)).transpose(1, 2)
-        tap("k", "B H Tk d_k", k)
+        tap("k_projected", f"B Tk {hkv}·d_k", k, module=self.w_k, sums_over="d_model")
+        k = k.unflatten(-1, (groups, d_k)).transpose(1, 2)
+        tap("k", f"B {hkv} Tk d_k", k)
         v = self.w_v(value)
-        tap("v_projected", "B Tk H·d_v", v, module=self.w_v, sums_over="d_model")
-        v = v.unflatten(-1, (heads, d_v)).transpose(1, 2)
-        tap("v", "B H Tk d_v", v)
+        tap("v_projected", f"B Tk {hkv}·d_v", v, module=self.w_v, sums_over="d_model")
+        v = v.unflatten(-1, (groups, d_v)).transpose(1, 2)
+        tap("v", f"B {hkv} Tk d_v", v)
+        if self.config.is_grouped:  # each key/value head serves the query heads of its group
+            k = k.repeat_interleave(heads // groups, dim=1)
+            tap("k_repeated", "B H Tk d_k", k)
+            v = v.repeat_interleave(heads // groups, dim=1)
+            tap("v_repeated", "B H Tk d_v", v)
 
         context, weights = scaled_dot_product_attention(q, k, v, allowed, tap)
 

@@ -60,6 +60,18 @@ def head_count_advice(d_model: int, n_heads: int) -> str:
     )
 
 
+def group_advice(n_heads: int, n_kv_heads: int) -> str:
+    """Say why `n_kv_heads` cannot serve `n_heads` heads evenly, and which numbers near it can."""
+    if n_kv_heads > n_heads:
+        return f"n_kv_heads {n_kv_heads} is more than n_heads {n_heads}; use at most {n_heads}"
+    working = divisors(n_heads)
+    at = bisect_left(working, n_kv_heads)
+    return (
+        f"n_heads {n_heads} is not divisible by n_kv_heads {n_kv_heads}: the groups would differ; "
+        f"use {working[at - 1]} or {working[at]} key/value heads"
+    )
+
+
 def divisors(n: int) -> list[int]:
     """All divisors of `n`, ascending."""
     small = [d for d in range(1, isqrt(n) + 1) if n % d == 0]
@@ -71,13 +83,16 @@ class AttentionConfig:
     """The sizes of one multi-head attention layer.
 
     `d_model`, `n_heads` (the h of Vaswani et al. 2017), `d_k` and `d_v` as in section 3.2.2 of
-    that paper. `n_heads · d_k` need not equal `d_model`.
+    that paper. `n_heads · d_k` need not equal `d_model`. Each of `n_kv_heads` key/value heads is
+    shared by n_heads / n_kv_heads query heads (grouped-query attention, Ainslie et al. 2023); left
+    out, or 0, it is `n_heads`.
     """
 
     d_model: int
     n_heads: int
     d_k: int
     d_v: int
+    n_kv_heads: int = 0
     positions: str = "sinusoidal"
     seed: int = 0
     dtype: str = "float32"
@@ -88,6 +103,11 @@ class AttentionConfig:
         check_size("--n-heads", self.n_heads)
         check_size("--d-k", self.d_k)
         check_size("--d-v", self.d_v)
+        if self.n_kv_heads == 0:
+            object.__setattr__(self, "n_kv_heads", self.n_heads)
+        check_size("--n-kv-heads", self.n_kv_heads)
+        if self.n_heads % self.n_kv_heads:
+            raise ConfigError(group_advice(self.n_heads, self.n_kv_heads))
         choice("--positions", self.positions, POSITIONS)
         choice("--dtype", self.dtype, tuple(DTYPES))
         choice("--device", self.device, DEVICES)
@@ -101,9 +121,10 @@ class AttentionConfig:
         n_heads: int = 8,
         d_k: int | None = None,
         d_v: int | None = None,
+        n_kv_heads: int | None = None,
         **rest: Any,
     ) -> AttentionConfig:
-        """Fill in what was left out: d_k is d_model / n_heads, d_v is d_k.
+        """Fill in what was left out: d_k is d_model / n_heads, d_v is d_k, n_kv_heads is n_heads.
 
         Raises `ConfigError` when d_k is needed and d_model is not divisible by n_heads.
         """
@@ -113,14 +134,21 @@ class AttentionConfig:
             if d_model % n_heads:
                 raise ConfigError(head_count_advice(d_model, n_heads))
             d_k = d_model // n_heads
-        return cls(d_model, n_heads, d_k, d_k if d_v is None else d_v, **rest)
+        d_v = d_k if d_v is None else d_v
+        groups = n_heads if n_kv_heads is None else check_size("--n-kv-heads", n_kv_heads)
+        return cls(d_model, n_heads, d_k, d_v, groups, **rest)
+
+    @property
+    def is_grouped(self) -> bool:
+        """Whether several query heads share a key/value head."""
+        return self.n_kv_heads != self.n_heads
 
     @property
     def n_parameters(self) -> int:
         """Numbers in the layer itself: W_Q, W_K, W_V, W_O with biases, and the LayerNorm."""
-        keys, values = self.n_heads * self.d_k, self.n_heads * self.d_v
-        projections = 2 * (self.d_model + 1) * keys + (self.d_model + 1) * values
-        return projections + (values + 1) * self.d_model + 2 * self.d_model
+        keys = (self.n_heads + self.n_kv_heads) * self.d_k
+        projections = (self.d_model + 1) * (keys + self.n_kv_heads * self.d_v)
+        return projections + (self.n_heads * self.d_v + 1) * self.d_model + 2 * self.d_model
 
     def as_dict(self) -> dict[str, Any]:
         """The fields by name, ready for JSON."""

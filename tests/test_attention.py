@@ -456,3 +456,32 @@ def test_a_projection_has_the_spread_that_was_asked_for() -> None:
     x = random(4, 300)
     with torch.no_grad():
         assert_close(made(x), x @ made.weight.T, 1e-12)
+
+
+# ── grouped key/value heads ──────────────────────────────────────────────────────────────────
+
+
+def test_grouped_heads_equal_full_heads_with_repeated_weights() -> None:
+    config = AttentionConfig(17, 6, 11, 13, n_kv_heads=2, dtype="float64")
+    grouped = MultiHeadAttention(config)
+    assert sum(p.numel() for p in grouped.parameters()) == config.n_parameters
+    full = MultiHeadAttention(AttentionConfig(17, 6, 11, 13, dtype="float64"))
+    state = grouped.state_dict()
+    for name, width in (("w_k", 11), ("w_v", 13)):
+        for part in ("weight", "bias"):
+            heads = state[f"{name}.{part}"].unflatten(0, (2, width))
+            state[f"{name}.{part}"] = heads[[0, 0, 0, 1, 1, 1]].flatten(0, 1)
+    full.load_state_dict(state)
+    generator = torch.Generator().manual_seed(1)
+    x = torch.randn(2, 5, 17, generator=generator, dtype=torch.float64)
+    y = torch.randn(2, 7, 17, generator=generator, dtype=torch.float64)
+    with torch.no_grad():
+        for mine, theirs in zip(grouped(x, y), full(x, y), strict=True):
+            torch.testing.assert_close(mine, theirs, rtol=0, atol=1e-12)
+        q, k, v = torch.randn(3, 2, 6, 5, 11, generator=generator, dtype=torch.float64)
+        k, v = k[:, :2], v[:, :2]
+        repeated = [t.repeat_interleave(3, dim=1) for t in (k, v)]
+        theirs = torch.nn.functional.scaled_dot_product_attention(q, k, v, enable_gqa=True)
+        torch.testing.assert_close(
+            scaled_dot_product_attention(q, *repeated)[0], theirs, rtol=0, atol=1e-12
+        )

@@ -154,6 +154,7 @@ def test_the_saved_run_has_the_documented_layout(empty_folder: Path) -> None:
             "n_heads": 3,
             "d_k": 5,
             "d_v": 7,
+            "n_kv_heads": 3,
             "positions": "sinusoidal",
             "seed": 3,
             "dtype": "float32",

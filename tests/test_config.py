@@ -34,6 +34,7 @@ def test_other_fields_pass_through() -> None:
         "n_heads": 2,
         "d_k": 4,
         "d_v": 4,
+        "n_kv_heads": 2,
         "positions": "none",
         "seed": 7,
         "dtype": "float16",
@@ -161,3 +162,22 @@ def test_printable_is_one_line_within_its_limit(text: str, limit: int) -> None:
     shown = printable(text, limit)
     assert shown.isprintable()
     assert len(shown) <= limit
+
+
+def test_key_value_heads_are_as_many_as_heads_or_divide_them() -> None:
+    assert AttentionConfig.from_sizes(24, 6).n_kv_heads == 6
+    assert not AttentionConfig.from_sizes(24, 6, n_kv_heads=6).is_grouped
+    grouped = AttentionConfig.from_sizes(24, 6, n_kv_heads=2)
+    assert (grouped.n_kv_heads, grouped.is_grouped) == (2, True)
+    for groups, message in (
+        (0, "--n-kv-heads is 0; it must be at least 1"),
+        (7, "n_kv_heads 7 is more than n_heads 6; use at most 6"),
+        (
+            4,
+            "n_heads 6 is not divisible by n_kv_heads 4: the groups would differ; "
+            "use 3 or 6 key/value heads",
+        ),
+    ):
+        with pytest.raises(ConfigError) as caught:
+            AttentionConfig.from_sizes(24, 6, n_kv_heads=groups)
+        assert str(caught.value) == message

@@ -44,9 +44,12 @@ def print_facts(console: Console, facts: Sequence[Fact]) -> None:
 
 def layer_facts(config: AttentionConfig) -> list[Fact]:
     """The sizes of the layer."""
+    heads = _count(config.n_heads, "head")
+    if config.is_grouped:
+        heads += f" on {_count(config.n_kv_heads, 'key/value head')}"
     sizes = f"d_model {config.d_model}, d_k {config.d_k}, d_v {config.d_v}"
     rest = f"{config.dtype}, positions {config.positions}"
-    return [("layer", f"{_count(config.n_heads, 'head')}, {sizes}, {rest}")]
+    return [("layer", f"{heads}, {sizes}, {rest}")]
 
 
 def untrained_facts(config: AttentionConfig) -> list[Fact]:

@@ -104,6 +104,14 @@ class LayerFlags:
         int | None,
         _optional("--d-v", panel=LAYER, help="Width of a head's values; d_k when left out."),
     ] = None
+    n_kv_heads: Annotated[
+        int | None,
+        _optional(
+            "--n-kv-heads",
+            panel=LAYER,
+            help="Key/value heads, each shared by a group of heads; n_heads when left out.",
+        ),
+    ] = None
     positions: Annotated[str, _flag(panel=LAYER, help="sinusoidal or none.")] = "sinusoidal"
     seed: Annotated[int, _flag(panel=LAYER, help="The same seed gives the same layer.")] = 0
     dtype: Annotated[str, _flag(panel=LAYER, help="float32, float64, bfloat16 or float16.")] = (

@@ -184,6 +184,7 @@ def _of_layer(
     masked: bool,
     cross: bool,
     facts: Sequence[Fact] = (),
+    per_head: bool = False,
 ) -> Flow:
     """A layer from flags, at any size."""
     from attnviz.sources.from_config import shadow_steps
@@ -191,6 +192,7 @@ def _of_layer(
     sizes = {
         "B": lengths["B"],
         "H": config.n_heads,
+        **({"Hkv": config.n_kv_heads} if config.is_grouped else {}),
         "Tq": lengths["Tq"],
         "Tk": lengths["Tk"],
         "d_model": config.d_model,
@@ -198,7 +200,7 @@ def _of_layer(
         "d_v": config.d_v,
         "V": lengths["V"],
     }
-    steps = [step.at(sizes) for step in shadow_steps(config, cross, masked)]
+    steps = [step.at(sizes) for step in shadow_steps(config, cross, masked, per_head)]
     said = [*layer_facts(config), *facts]
     return Flow(steps, sizes, config.as_dict(), said, cross, config)
 
@@ -218,7 +220,8 @@ def _of_text(
     seen = None if allowed is None else allowed.numpy()
     facts = mask_facts([rule.name for rule in rules], seen, queries, source)
     lengths = text.lengths(inputs)
-    return _of_layer(config, lengths, allowed is not None, keys is not None, facts)
+    per_head = any(rule.per_head for rule in rules)
+    return _of_layer(config, lengths, allowed is not None, keys is not None, facts, per_head)
 
 
 def _of_model(path: Path, given: GivenSizes) -> Flow:
@@ -252,6 +255,7 @@ def _checked(layer: LayerFlags, lengths: Mapping[str, int]) -> AttentionConfig:
             layer.n_heads,
             layer.d_k,
             layer.d_v,
+            layer.n_kv_heads,
             batch=lengths["B"],
             queries=lengths["Tq"],
             keys=lengths["Tk"],
@@ -269,7 +273,8 @@ def _fail(problem: Diagnosis, layer: LayerFlags, lengths: Mapping[str, int]) -> 
     from attnviz.render.tables import print_trace
 
     width = max(layer.d_model // layer.n_heads, 1)
-    possible = dataclasses.replace(layer, d_k=layer.d_k or width).config()
+    groups = layer.n_kv_heads if problem.step != "k_repeated" else None
+    possible = dataclasses.replace(layer, d_k=layer.d_k or width, n_kv_heads=groups).config()
     flow = _of_layer(possible, lengths, masked=False, cross=False)
     steps = steps_until(flow.steps, problem)
     console = make_console()
@@ -302,7 +307,8 @@ def _changed(layer: LayerFlags, sizes: GivenSizes, versus: str) -> tuple[LayerFl
         parser.error(str(error))
     if len(words) == 1 and not words[0].startswith("-"):
         words = ["--model", *words]
-    given = {name: value for name, value in vars(parser.parse_args(words)).items() if value is not None}
+    found = vars(parser.parse_args(words))
+    given = {name: value for name, value in found.items() if value is not None}
     if not given:
         parser.error('flags of the other layer are expected, "--n-heads 4", or a config.json')
     of_sizes = {name: given.pop(name) for name in list(given) if hasattr(sizes, name)}

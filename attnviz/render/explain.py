@@ -227,8 +227,8 @@ def explain(
         dtype=str(result.config.get("dtype", result.attention.dtype)),
         masks=result.masks,
         q=_float64(result.kept["q"][at][query]),
-        k=_float64(result.kept["k"][at]),
-        v=_float64(result.kept["v"][at]),
+        k=_float64(_of_group(result.kept["k"], at, heads)),
+        v=_float64(_of_group(result.kept["v"], at, heads)),
         products=_float64(result.kept["products"][at][query]),
         scores=_float64(result.kept["scores"][at][query]),
         allowed=allowed.copy(),
@@ -239,6 +239,12 @@ def explain(
         parts=None if w_o is None else _parts(result.kept["context"], w_o, at, query),
         steps=tuple(step for step in steps if step.name in (*WANTED, "masked_scores", "weights")),
     )
+
+
+def _of_group(kept: npt.NDArray[Any], at: tuple[int, int, int], heads: int) -> npt.NDArray[Any]:
+    """Keys or values `[L B Hkv Tk d]` as a query head sees them: those of its group."""
+    layer, sequence, head = at
+    return np.asarray(kept[layer, sequence, head * kept.shape[2] // heads])
 
 
 def _float64(array: npt.NDArray[Any]) -> Floats:

@@ -54,6 +54,7 @@ def from_config(
         {
             "B": queries.size,
             "H": config.n_heads,
+            "Hkv": config.n_kv_heads,
             "Tq": queries.width,
             "Tk": source.width,
             "d_k": config.d_k,
@@ -101,12 +102,15 @@ def shadow_steps(
     The layer runs once, small, with a prime size for each axis; `Step.at` puts the true ones in.
     `per_head` says that the mask differs between heads.
     """
-    sizes = SHADOW_SIZES
+    sizes = dict(SHADOW_SIZES)
+    if config.is_grouped:  # the query heads have to be a multiple of the key/value heads
+        sizes |= {"H": 2 * SHADOW_SIZES["H"], "Hkv": SHADOW_SIZES["H"]}
     small = AttentionConfig(
         sizes["d_model"],
         sizes["H"],
         sizes["d_k"],
         sizes["d_v"],
+        sizes.get("Hkv", sizes["H"]),
         positions=config.positions,
         dtype=config.dtype,
     )
