@@ -160,7 +160,7 @@ def run(
 
         for sequence in chosen:
             result("")
-            heatmaps(done.result, sequence, console, chosen_heads, look.vmax)
+            heatmaps(done.result, sequence, console, chosen_heads, look.vmax, look.cmap)
     for line in outputs.written:
         remark(f"Wrote {line}")
 

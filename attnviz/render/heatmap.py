@@ -26,23 +26,8 @@ from attnviz.render.cells import (
 from attnviz.render.fonts import Fonts
 from attnviz.render.labels import is_upright, label, prose
 from attnviz.render.look import Look
-from attnviz.render.sheet import (
-    COLOURS,
-    Indices,
-    Line,
-    Number,
-    Picture,
-    Sheet,
-    Text,
-    base_font_file,
-    palette,
-    paste,
-    rasterize,
-    stamped,
-    tone_index,
-    write,
-    write_png,
-)
+from attnviz.render.raster import draw_simple, paste, rasterize, stamped, write_png
+from attnviz.render.sheet import COLOURS, Indices, Line, Number, Picture, Sheet, Text, palette
 from attnviz.result import AttentionResult
 from attnviz.stats import measure
 
@@ -98,6 +83,19 @@ def draw_heads(
     return pages.subject.notices
 
 
+def write(sheet: Sheet, path: Path) -> None:
+    """Write a sheet in the form that the suffix names. The same sheet gives the same bytes."""
+    suffix = path.suffix.lower()
+    if suffix == ".png":
+        colours = palette(sheet.look)
+        page = stamped(rasterize(sheet), colours, sheet)
+        write_png(page, colours, sheet.title, sheet.description, path, sheet.look.dpi)
+        return
+    from attnviz.render import vector
+
+    path.write_bytes({".svg": vector.svg, ".pdf": vector.pdf}[suffix](sheet))
+
+
 # ── what both kinds of picture share ────────────────────────────────────────────────────────
 
 
@@ -112,7 +110,6 @@ class _Subject:
         pairs: list[Pair],
         longest_label: int,
     ) -> None:
-        look.require_cmap()
         self._longest_label = longest_label
         self.result, self.sequence, self.look, self.pairs = result, sequence, look, pairs
         self.heads = Heads(result, sequence)
@@ -607,15 +604,13 @@ class _HeadPages:
         self._left = round((MARGIN + 16 + self._rows.extent) * self._scale)
         self._top = round(MAP_TOP * self._scale)
         self._colours = palette(look)
-        self._fonts = [_pillow_font(size, bold, self._scale) for size, bold in _TITLE_FONTS]
 
     def sheet(self, layer: int, number: int) -> Sheet:
         """The whole page of one head."""
         head = self.subject.heads.head(layer, number)
         sheet = self._base(*_occurring([head]))
         sheet.title, measures, sheet.description = self._words(head)
-        sheet.texts.append(Text(MARGIN, TITLE_BASE, sheet.title, TITLE_SIZE, bold=True))
-        sheet.texts.append(Text(MARGIN, MEASURE_BASE, measures, MEASURE_SIZE, 0.75))
+        sheet.texts += self._title(sheet.title, measures)
         sheet.pictures[0] = Picture(self._left, self._top, self._brush.paint(head))
         self._annotated(sheet, head)
         return sheet
@@ -630,15 +625,19 @@ class _HeadPages:
         page: npt.NDArray[np.uint8] = self._bases[key].copy()
         paste(page, Picture(self._left, self._top, self._brush.paint(head), framed=False))
         title, measures, description = self._words(head)
-        for text, base, font, tone in zip(
-            (title, measures), (TITLE_BASE, MEASURE_BASE), self._fonts, (1.0, 0.75), strict=True
-        ):
-            _write_line(page, text, MARGIN * self._scale, base * self._scale, font, tone)
+        for text in self._title(title, measures):
+            draw_simple(page, text, self._scale)
         if self._annotate:
             sheet = self.subject.sheet(title, description)
             self._annotated(sheet, head)
             page = stamped(page, self._colours, sheet)
         write_png(page, self._colours, title, description, path, self.subject.look.dpi)
+
+    def _title(self, title: str, measures: str) -> list[Text]:
+        return [
+            Text(MARGIN, TITLE_BASE, title, TITLE_SIZE, bold=True),
+            Text(MARGIN, MEASURE_BASE, measures, MEASURE_SIZE, 0.75),
+        ]
 
     def _words(self, head: Head) -> tuple[str, str, str]:
         """Title, measures and description."""
@@ -700,25 +699,3 @@ class _HeadPages:
         y += _paragraph(sheet, MARGIN, y, subject.caption, width - 2 * MARGIN, 7.5)
         sheet.width, sheet.height = width, y + MARGIN - 4
         return sheet
-
-
-_TITLE_FONTS = ((TITLE_SIZE, True), (MEASURE_SIZE, False))
-
-
-def _pillow_font(size: float, bold: bool, scale: float) -> Any:
-    from PIL import ImageFont
-
-    return ImageFont.truetype(
-        base_font_file(bold), size * scale, layout_engine=ImageFont.Layout.BASIC
-    )
-
-
-def _write_line(page: Indices, text: str, x: float, base: float, font: Any, tone: float) -> None:
-    """Write digits and words of our own (DejaVu Sans has them all) on a blank part of the page."""
-    mask, (_, top) = font.getmask2(text, mode="L", anchor="ls")
-    width, height = mask.size
-    coverage = np.asarray(mask, dtype=np.uint8).reshape(height, width)
-    left, up = round(x), round(base) + top
-    tones = np.array([tone_index(tone * grey / 255) for grey in range(256)], dtype=np.uint8)
-    room = page[up : up + height, left : left + width]
-    room[...] = tones[coverage][:, : room.shape[1]]

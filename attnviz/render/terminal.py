@@ -386,7 +386,7 @@ def color_table(cmap: str) -> npt.NDArray[np.float64]:
         at = np.linspace(0, len(anchors) - 1, COLORS)
         red, green, blue = (np.interp(at, np.arange(len(anchors)), c) for c in anchors.T)
         return np.round(np.stack([red, green, blue], axis=-1))
-    Look(cmap).require_cmap()
+    Look(cmap)  # refuses an unknown name
     from matplotlib import colormaps
 
     return np.round(colormaps[cmap](np.linspace(0, 1, COLORS))[:, :3] * 255.0)
