@@ -23,7 +23,7 @@ def test_the_known_colour_maps_are_those_of_matplotlib() -> None:
     [
         (
             {"cmap": "virdis"},
-            "--cmap virdis is no colour map of matplotlib; near ones are viridis, prism",
+            "--cmap virdis is no colour map of matplotlib; near ones are viridis, cividis",
         ),
         (
             {"cmap": "\x1b"},

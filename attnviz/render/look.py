@@ -12,18 +12,17 @@ from attnviz.errors import ConfigError, printable
 THEMES = ("light", "dark")
 SMALLEST_DPI, LARGEST_DPI = 50, 600
 
-CMAPS = tuple(
-    """
-    Accent afmhot autumn berlin binary Blues bone BrBG brg BuGn BuPu bwr cividis CMRmap cool
-    coolwarm copper cubehelix Dark2 flag gist_earth gist_gray gist_grey gist_heat gist_ncar
-    gist_rainbow gist_stern gist_yarg gist_yerg GnBu gnuplot gnuplot2 gray Grays Greens grey
-    Greys hot hsv inferno jet magma managua nipy_spectral ocean okabe_ito Oranges OrRd Paired
-    Pastel1 Pastel2 pink PiYG plasma PRGn prism PuBu PuBuGn PuOr PuRd Purples rainbow RdBu RdGy
-    RdPu RdYlBu RdYlGn Reds seismic Set1 Set2 Set3 Spectral spring summer tab10 tab20 tab20b
-    tab20c terrain turbo twilight twilight_shifted vanimo viridis winter Wistia YlGn YlGnBu
-    YlOrBr YlOrRd
-    """.split()
-)
+_CMAPS = """
+Accent afmhot autumn berlin binary Blues bone BrBG brg BuGn BuPu bwr cividis CMRmap cool
+coolwarm copper cubehelix Dark2 flag gist_earth gist_gray gist_grey gist_heat gist_ncar
+gist_rainbow gist_stern gist_yarg gist_yerg GnBu gnuplot gnuplot2 gray Grays Greens grey
+Greys hot hsv inferno jet magma managua nipy_spectral ocean okabe_ito Oranges OrRd Paired
+Pastel1 Pastel2 pink PiYG plasma PRGn prism PuBu PuBuGn PuOr PuRd Purples rainbow RdBu RdGy
+RdPu RdYlBu RdYlGn Reds seismic Set1 Set2 Set3 Spectral spring summer tab10 tab20 tab20b
+tab20c terrain turbo twilight twilight_shifted vanimo viridis winter Wistia YlGn YlGnBu
+YlOrBr YlOrRd
+"""
+CMAPS = tuple(_CMAPS.split())
 """Colour maps of matplotlib 3.11, each of which has a reverse with `_r`. Listed here, since asking
 matplotlib for them takes longer than saying that a name is wrong."""
 
