@@ -1,0 +1,60 @@
+"""What a trace of a person's own module holds: its steps, and what of them looks wrong."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class ModuleStep:
+    """One operation that the module's `forward` called.
+
+    `count` tensors came out of it (3 for a `chunk` into q, k and v); `axes` and `shape` are the
+    first one's. `source` is the line of the person's file, `text` what stands there.
+    """
+
+    operation: str
+    axes: tuple[str, ...]
+    shape: tuple[int, ...]
+    dtype: str
+    count: int
+    is_view: bool
+    source: str
+    text: str
+
+
+@dataclass(frozen=True)
+class Finding:
+    """Something legal that is most likely wrong.
+
+    `kind` is "regroup" (a reshape puts elements of different axes together), "softmax" (it runs
+    over samples or heads), "coincidence" (two axes meet only because their sizes are equal),
+    "fold" (batch and heads are folded in different orders), or "normalised" (the softmax ran over
+    one axis, the weighted sum over another).
+    """
+
+    kind: str
+    source: str
+    text: str
+    advice: str
+
+    @property
+    def message(self) -> str:
+        return f"{self.source}: {self.text}; {self.advice}"
+
+
+@dataclass(frozen=True)
+class ModuleTrace:
+    """The steps of a module at the sizes given, with `sizes` for each named axis.
+
+    `notes` say how the trace was made where that is not obvious.
+    """
+
+    file: str
+    class_name: str
+    steps: tuple[ModuleStep, ...]
+    findings: tuple[Finding, ...]
+    notes: tuple[str, ...]
+    sizes: Mapping[str, int]
+    n_parameters: int

@@ -1,0 +1,887 @@
+"""A person's own attention module, run and traced: every op by line and axis, and what looks wrong.
+
+The module runs at the sizes given and once more at small ones with no common factor, as our own
+layer does in `from_config.shadow_steps`: sizes then name their axes, and what only worked because
+two sizes were equal fails. `provenance` says how a reshape that regroups elements is found.
+
+The person's file is executed.
+"""
+
+from __future__ import annotations
+
+import ast
+import contextlib
+import inspect
+import io
+import sys
+import traceback
+import types
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from math import prod
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+
+from attnviz.diagnose import Sizes, diagnose, shown
+from attnviz.errors import InputError, printable
+from attnviz.machine import require_memory
+from attnviz.module_trace import Finding, ModuleStep, ModuleTrace
+from attnviz.sources.provenance import PRODUCTS, Info, Ledger, Trouble, family, tensors_in
+
+HEADS = {"n_heads", "num_heads", "heads", "n_head", "nhead", "nheads", "h", "num_attention_heads"}
+KV_HEADS = {"n_kv_heads", "num_kv_heads", "kv_heads", "n_kv_head", "num_key_value_heads"}
+HEAD_WIDTHS = {"d_k", "d_v", "head_dim", "dim_head", "d_head", "head_size", "d_kv", "key_dim"}
+LENGTHS = {
+    "max_len", "max_length", "max_seq_len", "block_size", "context_length", "seq_len", "n_ctx",
+    "max_position_embeddings", "n_positions", "max_seq_length", "context_size",
+}  # fmt: skip
+WIDTHS = {
+    "d_model", "embed_dim", "hidden_size", "dim", "n_embd", "emb_dim", "d_in", "d_out",
+    "embed_size", "hidden_dim", "model_dim", "d", "input_dim", "output_dim", "kdim", "vdim",
+}  # fmt: skip
+KEYS_ADVICE = "take the softmax along the keys, the axis that meets the values"
+KINDS = {"float": torch.float32, "int": torch.long, "bool": torch.bool}
+
+
+@dataclass(frozen=True)
+class InputSpec:
+    """One input of `forward`: the argument's name where given, and each axis with its length."""
+
+    name: str | None
+    kind: str
+    axes: tuple[str, ...]
+    shape: tuple[int, ...]
+
+    def pairs(self) -> list[tuple[str, int]]:
+        return list(zip(self.axes, self.shape, strict=True))
+
+
+def trace_module(
+    file: Path, class_name: str, init: str = "", inputs: Sequence[str] = ("2,6,512",)
+) -> ModuleTrace:
+    """Execute `file`, build `class_name(init)`, run it on random inputs, and trace what it does.
+
+    `init` is written as in a call: "d_model=512, n_heads=8". Each input is
+    "[name:] [float|int|bool] sizes", the sizes in the order batch, positions, width; where the
+    module wants another order, the axes are named: "T=6,B=2,512". A mask is "mask: bool 2,1,6,6".
+
+    Raises `InputError`, one line with file and line number, for whatever cannot be read, built or
+    run; a shape mismatch in `forward` names the axes of both operands.
+    """
+    specs = [parse_input(text) for text in inputs]
+    arguments = parse_init(init)
+    with _own_path(file), warnings.catch_warnings(), torch.random.fork_rng(devices=[]):
+        warnings.simplefilter("ignore")
+        module_class = load_class(file, class_name)
+        plan = _Plan.of(module_class, arguments, specs)
+        return _trace(file, module_class, plan)
+
+
+# ── what is given ────────────────────────────────────────────────────────────────────────────
+
+
+def parse_init(text: str) -> tuple[list[Any], dict[str, Any]]:
+    """Arguments as in a call: literals only. Raises `InputError` for anything else."""
+    try:
+        call = ast.parse(f"f({text})", mode="eval").body
+        assert isinstance(call, ast.Call)
+        if any(word.arg is None for word in call.keywords):
+            raise ValueError("** is not a value")
+        positional = [ast.literal_eval(argument) for argument in call.args]
+        named = {str(word.arg): ast.literal_eval(word.value) for word in call.keywords}
+    except (SyntaxError, ValueError, AssertionError, RecursionError, MemoryError, TypeError):
+        raise InputError(
+            f"--init {printable(text)!r} cannot be read; arguments as in a call are expected, "
+            'as in "d_model=512, n_heads=8"'
+        ) from None
+    return positional, named
+
+
+def parse_input(text: str) -> InputSpec:
+    """One `--input`: see `trace_module`. Raises `InputError` that shows the form."""
+    name, colon, rest = text.rpartition(":")
+    words = rest.split(None, 1)
+    kind, sizes = (words[0], words[1]) if len(words) == 2 and words[0] in KINDS else ("float", rest)
+    axes: list[str] = []
+    shape: list[int] = []
+    try:
+        for part in sizes.split(","):
+            axis, _, number = part.rpartition("=")
+            axes.append(axis.strip())
+            shape.append(int(number))
+        if (colon and not name.strip().isidentifier()) or not all(
+            not axis or axis.replace("_", "").isalnum() for axis in axes
+        ):
+            raise ValueError
+    except ValueError:
+        raise InputError(
+            f"--input {printable(text)!r} cannot be read; sizes are expected, as in "
+            '"2,6,512", "T=6,B=2,512" or "mask: bool 2,1,6,6"'
+        ) from None
+    if any(not 0 < n <= 10**7 for n in shape):
+        raise InputError(f"--input {printable(text)!r}: a size must be between 1 and 10000000")
+    default = {
+        ("float", 4): ("B", "H", "T", "d_k"),
+        ("float", 3): ("B", "T", "width"),
+        ("float", 2): ("T", "width"),
+        ("int", 1): ("T",),
+        ("bool", 1): ("T",),
+        ("bool", 2): ("T", "T") if shape[0] == shape[-1] else ("B", "T"),
+        ("bool", 3): ("B", "T", "T"),
+        ("bool", 4): ("B", "H", "T", "T"),
+    }.get((kind, len(shape)), ("B", "T", *("",) * max(len(shape) - 2, 0))[: len(shape)])
+    meant = {"Tq": "T", "Tk": "T", "S": "T", "L": "T", "N": "B"}
+    named = tuple(
+        meant.get(axis, axis) or ("1" if n == 1 else usual)
+        for axis, usual, n in zip(axes, default, shape, strict=True)
+    )
+    return InputSpec(name.strip() or None, kind, named, tuple(shape))
+
+
+@contextlib.contextmanager
+def _own_path(file: Path) -> Iterator[None]:
+    """The file's neighbours can be imported, as when it is run by itself."""
+    folder = str(file.resolve().parent)
+    sys.path.insert(0, folder)
+    try:
+        yield
+    finally:
+        with contextlib.suppress(ValueError):
+            sys.path.remove(folder)
+
+
+def load_class(file: Path, class_name: str) -> type[nn.Module]:
+    """Execute `file` and return its module class. Nothing is written beside the file."""
+    shown_name = printable(file)
+    try:
+        source = file.read_bytes()
+        code = compile(source, str(file), "exec")
+    except OSError as error:
+        raise InputError(f"{shown_name}: {printable((error.strerror or '').lower())}") from None
+    except SyntaxError as error:
+        raise InputError(f"{shown_name}:{error.lineno or 1}: {printable(error.msg)}") from None
+    except (ValueError, RecursionError, MemoryError) as error:
+        raise InputError(f"{shown_name} is not Python: {printable(error)}") from None
+    module = types.ModuleType(f"attnviz_traced_{file.stem}")
+    module.__file__ = str(file)
+    sys.modules[module.__name__] = module  # dataclasses look their module up
+    try:
+        with contextlib.redirect_stdout(sys.stderr):
+            exec(code, module.__dict__)
+    except (Exception, SystemExit) as error:
+        raise InputError(f"{_where(error, file)}: {_said(error)}") from None
+    classes = [
+        name
+        for name, value in vars(module).items()
+        if isinstance(value, type) and issubclass(value, nn.Module) and value is not nn.Module
+    ]
+    found = getattr(module, class_name, None)
+    if not (isinstance(found, type) and issubclass(found, nn.Module)):
+        what = "has no" if found is None else "has something else than a torch module called"
+        have = f"its modules are {', '.join(classes)}" if classes else "it has no torch modules"
+        raise InputError(f"{shown_name} {what} {printable(class_name)}; {have}")
+    return found
+
+
+def _where(error: BaseException, file: Path) -> str:
+    """`FILE:LINE` of the last line of the person's file that took part in the error."""
+    lines = [
+        frame.lineno
+        for frame in traceback.extract_tb(error.__traceback__)
+        if frame.filename == str(file) and frame.lineno
+    ]
+    return f"{printable(file)}:{lines[-1]}" if lines else printable(file)
+
+
+def _said(error: BaseException) -> str:
+    text = str(error).strip().splitlines()
+    kind = type(error).__name__
+    return f"{kind}: {printable(text[0], 200)}" if text else kind
+
+
+# ── sizes ────────────────────────────────────────────────────────────────────────────────────
+
+
+@dataclass(frozen=True)
+class _Plan:
+    """Constructor arguments and inputs, with a name for each size that can be varied.
+
+    `symbols` maps a name to the size given; `named` says which constructor argument holds which
+    symbol, and `axes` the symbol of each axis of each input.
+    """
+
+    arguments: Mapping[str, Any]
+    named: Mapping[str, str]
+    specs: Sequence[InputSpec]
+    axes: Sequence[tuple[str, ...]]
+    symbols: Mapping[str, int]
+
+    @classmethod
+    def of(
+        cls,
+        module_class: type[nn.Module],
+        init: tuple[list[Any], dict[str, Any]],
+        specs: Sequence[InputSpec],
+    ) -> _Plan:
+        arguments = _bound(module_class, *init)
+        symbols: dict[str, int] = {}
+        named: dict[str, str] = {}
+        numbers = {
+            name: value
+            for name, value in arguments.items()
+            if isinstance(value, int) and not isinstance(value, bool) and value > 0
+        }
+        for name, value in numbers.items():
+            for symbol, known in (("H", HEADS), ("Hkv", KV_HEADS), ("d_k", HEAD_WIDTHS)):
+                if name in known and symbols.get(symbol, value) == value:
+                    symbols[symbol], named[name] = value, symbol
+        if symbols.get("Hkv") == symbols.get("H"):
+            symbols.pop("Hkv", None)
+            named = {name: "H" if symbol == "Hkv" else symbol for name, symbol in named.items()}
+        axes = []
+        lengths = sorted({n for spec in specs for a, n in spec.pairs() if a == "T"})
+        first = next((n for s in specs for a, n in s.pairs() if a == "T"), 0)
+        rest = [n for n in lengths if n not in (first, 1)]
+        times = {first: "Tq" if rest else "T"} | {
+            n: "Tk" if len(rest) == 1 else f"T{i + 2}" for i, n in enumerate(rest)
+        }
+        for spec in specs:
+            own = []
+            for axis, n in zip(spec.axes, spec.shape, strict=True):
+                symbol = times.get(n, "1") if axis == "T" else axis
+                if axis in ("width", ""):
+                    symbol = _width_symbol(n, numbers, symbols)
+                if n == 1 or (symbol in symbols and symbols[symbol] != n):
+                    symbol = str(n)
+                if not symbol.isdigit():
+                    symbols[symbol] = n
+                own.append(symbol)
+            axes.append(tuple(own))
+        for name, value in numbers.items():
+            if name in WIDTHS and name not in named:
+                named[name] = _width_symbol(value, numbers, symbols, name)
+                symbols.setdefault(named[name], value)
+        return cls(arguments, named, specs, axes, symbols)
+
+    def small(self, even: bool, together: bool) -> dict[str, int]:
+        """A size for each symbol: no two have a common factor, unless one is made of the others.
+
+        `even`: an even d_k, which rotary positions need. `together`: sizes that are equal as given
+        stay equal.
+        """
+        symbols = self.symbols
+        sizes = dict(symbols)
+        if "H" in symbols:
+            group = symbols["H"] // symbols["Hkv"] if "Hkv" in symbols else 1
+            if "Hkv" in symbols:
+                sizes["Hkv"] = 5
+            sizes["H"] = 5 * max(group, 1)
+            head = 14 if even else 7
+            if "d_k" in symbols:
+                sizes["d_k"] = head
+            primes = iter((17, 19, 29, 31, 37, 41, 43))
+            for symbol, width in self._widths().items():
+                if "d_k" in symbols and width != symbols["H"] * symbols["d_k"]:
+                    sizes[symbol] = sizes["H"] * next(primes)
+                elif width % symbols["H"]:
+                    sizes[symbol] = next(primes)
+                else:
+                    sizes[symbol] = sizes["H"] * head
+                    head = next(primes) * (2 if even else 1)
+        fixed = [n for name, n in sizes.items() if name != "B" and name[0] != "T"]
+        fixed += [v for v in self.arguments.values() if type(v) is int and v > 1]
+        free = [p for p in (3, 11, 13, 23, 47, 53, 59, 61) if all(n % p for n in fixed if n > 0)]
+        for symbol in symbols:
+            if symbol == "B" or symbol[0] == "T":
+                sizes[symbol] = free.pop(0)
+        if together:
+            for a in symbols:
+                for b in symbols:
+                    if symbols[a] == symbols[b] and (b == "B" or b[0] == "T"):
+                        sizes[b] = sizes[a]
+        return sizes
+
+    def _widths(self) -> dict[str, int]:
+        return {
+            s: n
+            for s, n in self.symbols.items()
+            if s not in ("B", "H", "Hkv", "d_k") and s[0] != "T"
+        }
+
+    def only_batch_and_length(self) -> dict[str, int]:
+        small = self.small(even=False, together=False)
+        return {s: small[s] if s == "B" or s[0] == "T" else n for s, n in self.symbols.items()}
+
+    def constructor(self, sizes: Mapping[str, int]) -> dict[str, Any]:
+        """The constructor's arguments at `sizes`; limits of length grow with the positions."""
+        found = dict(self.arguments)
+        for name, symbol in self.named.items():
+            found[name] = sizes[symbol]
+        longest = max((n for s, n in sizes.items() if s[0] == "T"), default=0)
+        given = {self.symbols[s]: n for s, n in sizes.items() if s[0] == "T"}
+        for name, value in self.arguments.items():
+            if name in self.named or type(value) is not int:
+                continue
+            if value in given:
+                found[name] = given[value]
+            elif name in LENGTHS:
+                found[name] = max(value, longest)
+        return found
+
+    def shapes(self, sizes: Mapping[str, int]) -> list[tuple[int, ...]]:
+        return [
+            tuple(int(symbol) if symbol.isdigit() else sizes[symbol] for symbol in axes)
+            for axes in self.axes
+        ]
+
+
+def _width_symbol(
+    n: int,
+    numbers: Mapping[str, int],
+    symbols: Mapping[str, int],
+    name: str = "",
+) -> str:
+    """The symbol of a width: `d_model` if it is the only one, else its argument's name."""
+    for symbol, size in symbols.items():
+        if size == n and symbol not in ("B", "H", "Hkv", "d_k") and symbol[0] != "T":
+            return symbol
+    widths = {value for key, value in numbers.items() if key in WIDTHS}
+    if not name:
+        name = next((k for k, v in numbers.items() if v == n and k in WIDTHS), "")
+        if not name:
+            return str(n)  # no argument holds it: it is written into the module
+    return "d_model" if len(widths) == 1 else name
+
+
+def _bound(
+    module_class: type[nn.Module], positional: list[Any], named: dict[str, Any]
+) -> dict[str, Any]:
+    """All constructor arguments by name, defaults too."""
+    try:
+        signature = inspect.signature(module_class)
+        bound = signature.bind(*positional, **named)
+    except (TypeError, ValueError) as error:
+        raise InputError(f"{printable(module_class.__name__)}(…): {printable(error)}") from None
+    bound.apply_defaults()
+    found: dict[str, Any] = {}
+    for name, value in bound.arguments.items():
+        kind = signature.parameters[name].kind
+        if kind is inspect.Parameter.VAR_KEYWORD:
+            found.update(value)
+        elif kind is inspect.Parameter.VAR_POSITIONAL:
+            if value:
+                raise InputError(
+                    f"{printable(module_class.__name__)}(…) takes *{name}; name its arguments"
+                )
+        else:
+            found[name] = value
+    return found
+
+
+# ── one run ──────────────────────────────────────────────────────────────────────────────────
+
+
+@dataclass
+class _Step:
+    operation: str
+    line: int
+    file: str
+    result: Tensor
+    count: int
+    is_view: bool
+    info: Info
+
+
+@dataclass
+class _Watcher(TorchFunctionMode):
+    """Records every op that `forward` calls, with its line, and follows the provenance."""
+
+    path: str
+    ledger: Ledger = field(default_factory=Ledger)
+    steps: list[_Step] = field(default_factory=list)
+    troubles: list[tuple[Trouble, str, int, list[Tensor], list[Info], Tensor]] = field(
+        default_factory=list
+    )
+    failed: tuple[str, int, list[Any], dict[str, Any]] | None = None
+    lost: set[str] = field(default_factory=set)
+
+    def __post_init__(self) -> None:
+        super().__init__()
+
+    def __torch_function__(
+        self,
+        func: Callable[..., Any],
+        types: object,
+        args: Sequence[Any] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        kwargs = kwargs or {}
+        name = func.__name__
+        if name == "__get__":
+            name = getattr(getattr(func, "__self__", None), "__name__", name)
+        operands = [*tensors_in(args), *tensors_in(kwargs)]
+        infos = [self.ledger.of(operand) for operand in operands]
+        try:
+            result = func(*args, **kwargs)
+        except Exception:
+            if self.failed is None:
+                self.failed = (name, self._line(), list(args), kwargs)
+            raise
+        results = tensors_in((result,))
+        if not results or name in ("grad", "_grad_fn", "__set__"):
+            return result
+        line = self._line()
+        try:
+            troubles = self.ledger.follow(name, args, kwargs, results, func)
+        except Exception:  # an op used as the rules do not know must not stop the module
+            troubles = []
+            self.lost.add(name.strip("_"))
+        for trouble in troubles:
+            self.troubles.append((trouble, name, line, operands, infos, results[0]))
+        base = {id(t) for o in operands for t in (o, o._base) if t is not None}
+        self.steps.append(
+            _Step(
+                name.strip("_"), line, self.path, results[0], len(results),
+                results[0]._base is not None and id(results[0]._base) in base,
+                self.ledger.of(results[0]),
+            )
+        )  # fmt: skip
+        return result
+
+    def _line(self) -> int:
+        """The line of the person's file that is running; 0 when none is."""
+        frame: types.FrameType | None = sys._getframe(2)
+        while frame is not None:
+            if frame.f_code.co_filename == self.path:
+                return frame.f_lineno
+            frame = frame.f_back
+        return 0
+
+
+@dataclass
+class _Run:
+    watcher: _Watcher
+    sizes: Mapping[str, int]
+    n_parameters: int = 0
+    error: BaseException | None = None
+    stage: str = "forward"
+
+
+def _run(
+    file: Path, module_class: type[nn.Module], plan: _Plan, sizes: Mapping[str, int], quiet: bool
+) -> _Run:
+    """Build the module and call it, at `sizes`; an exception is kept, not raised."""
+    watcher = _Watcher(str(file))
+    run = _Run(watcher, sizes)
+    torch.manual_seed(0)
+    out = io.StringIO() if quiet else sys.stderr
+    try:
+        with contextlib.redirect_stdout(out), torch.no_grad():
+            run.stage = "__init__"
+            module = module_class(**plan.constructor(sizes)).eval()
+            run.n_parameters = sum(p.numel() for p in module.parameters())
+            run.stage = "forward"
+            positional, named = [], {}
+            for spec, axes, shape in zip(plan.specs, plan.axes, plan.shapes(sizes), strict=True):
+                tensor = _made(spec.kind, shape)
+                watcher.ledger.set(tensor, _origin(axes, shape, spec.kind, sizes))
+                if spec.name is None:
+                    positional.append(tensor)
+                else:
+                    named[spec.name] = tensor
+            with watcher:
+                module(*positional, **named)
+    except (Exception, SystemExit) as error:
+        run.error = error
+    return run
+
+
+def _made(kind: str, shape: tuple[int, ...]) -> Tensor:
+    if kind == "float":
+        return torch.randn(shape)
+    return (
+        torch.ones(shape, dtype=KINDS[kind])
+        if kind == "bool"
+        else torch.zeros(shape, dtype=KINDS[kind])
+    )
+
+
+def _origin(
+    axes: tuple[str, ...], shape: tuple[int, ...], kind: str, sizes: Mapping[str, int]
+) -> Info:
+    """The coordinates of an input. Of a mask only the samples: its positions have roles to come."""
+    coordinates: dict[str, tuple[Tensor | None, ...]] = {}
+    features = None
+    for i, (axis, n) in enumerate(zip(axes, shape, strict=True)):
+        if n == 1:
+            continue
+        parts = tuple(torch.arange(n) if j == i else None for j in range(len(shape)))
+        if axis == "B":
+            coordinates["B"] = parts
+        elif axis[0] == "T" and kind != "bool" and axis in sizes:
+            coordinates.setdefault("T", parts)
+        elif kind == "float":
+            features = parts
+    if features is not None:
+        coordinates["F#0"] = features
+    return Info(coordinates)
+
+
+# ── names of axes ────────────────────────────────────────────────────────────────────────────
+
+
+def name_axes(tensor: Tensor, info: Info, sizes: Mapping[str, int]) -> tuple[str, ...]:
+    """The name of each axis: by what varies along it, and by its size where that is not known."""
+    names = [_axis_name(tensor, info, axis, sizes) for axis in range(tensor.ndim)]
+    for time in ("T",):  # the same length twice: the first is the queries'
+        if names.count(time) == 2:
+            names[names.index(time)] = "Tq"
+            names[names.index(time)] = "Tk"
+    return tuple(names)
+
+
+def _axis_name(tensor: Tensor, info: Info, axis: int, sizes: Mapping[str, int]) -> str:
+    n = tensor.shape[axis]
+    if n == 1:
+        return "1"
+    along = {family(key) for key in info.along(axis)} & {"B", "T", "F"}
+    times = {s: size for s, size in sizes.items() if s[0] == "T"}
+    features = {s: size for s, size in sizes.items() if s != "B" and s not in times}
+    if along == {"B"} and n == sizes.get("B"):
+        return "B"
+    if along == {"T"}:
+        return next((s for s, size in times.items() if size == n), str(n))
+    if "F" in along and len(along) == 1:
+        return _feature_name(n, features) or _unnamed_feature(tensor, info, axis)
+    if len(along) > 1:
+        parts = []
+        for symbol in (*("B" for _ in along & {"B"}), *(times if "T" in along else ())):
+            size = sizes.get(symbol, 0)
+            if size and n % size == 0:
+                parts.append(symbol)
+                n //= size
+        rest = _feature_name(n, features) or str(n)
+        return "·".join([*parts, rest] if n > 1 else parts)
+    # a mask made on the spot is more likely positions than samples
+    exact = sorted((s for s, size in sizes.items() if size == n), key=lambda s: s == "B")
+    return exact[0] if exact else _feature_name(n, features) or _product_name(n, sizes)
+
+
+def _feature_name(n: int, features: Mapping[str, int]) -> str:
+    for symbol, size in features.items():
+        if size == n:
+            return symbol
+    head = features.get("H")
+    widths = [size for s, size in features.items() if s not in ("H", "Hkv", "d_k")]
+    if head and "d_k" not in features and any(w == head * n for w in widths):
+        return "d_k"  # what is left of a width that the heads share
+    d_k = features.get("d_k") or next((w // head for w in widths if head and w % head == 0), 0)
+    for symbol in ("H", "Hkv"):
+        if d_k > 1 and features.get(symbol, 0) * d_k == n:
+            return f"{symbol}·d_k"
+    for symbol, size in (
+        *((s, features[s]) for s in features if s not in ("H", "Hkv")),
+        ("d_k", d_k),
+    ):
+        if size > 1 and n % size == 0 and 1 < n // size <= 4:
+            return f"{n // size}·{symbol}"
+    if d_k > 3 and d_k % 2 == 0 and n == d_k // 2:
+        return "d_k/2"
+    return ""
+
+
+def _unnamed_feature(tensor: Tensor, info: Info, axis: int) -> str:
+    """Heads and their width, told by the features' strides where no argument names them."""
+    for key in info.along(axis):
+        parts = info.coordinates[key]
+        part = parts[axis]
+        if family(key) != "F" or part is None:
+            continue
+        if int(part[1] - part[0]) > 1:
+            return "H"
+        if sum(each is not None for each in parts) > 1:
+            return "d_k"
+    return str(tensor.shape[axis])
+
+
+def _product_name(n: int, sizes: Mapping[str, int]) -> str:
+    """`B·H`, or the number itself."""
+    for a in ("B", *(s for s in sizes if s[0] == "T")):
+        for b in ("H", *(s for s in sizes if s[0] == "T")):
+            if a != b and sizes.get(a, 0) * sizes.get(b, 0) == n:
+                return f"{a}·{b}"
+    return str(n)
+
+
+# ── the whole ────────────────────────────────────────────────────────────────────────────────
+
+
+def _trace(file: Path, module_class: type[nn.Module], plan: _Plan) -> ModuleTrace:
+    given = dict(plan.symbols)
+    _require_memory(plan)
+    real = _run(file, module_class, plan, given, quiet=False)
+    if real.error is not None:
+        raise InputError(_failure(file, module_class, plan, real)) from None
+    notes = []
+    tries = [
+        plan.small(even=False, together=False),
+        plan.small(even=True, together=False),
+        plan.only_batch_and_length(),
+    ]
+    runs = []
+    for sizes in tries:
+        runs.append(_run(file, module_class, plan, sizes, quiet=True))
+        if runs[-1].error is None:
+            break
+    chosen = runs[-1]
+    if chosen.error is not None:
+        # the sizes as they are, or equal as they are: what meets there is told by provenance
+        chosen = _run(file, module_class, plan, plan.small(even=False, together=True), quiet=True)
+        if chosen.error is not None:
+            chosen = real
+        last = runs[-1]
+        assert last.error is not None
+        notes.append(
+            f"with another batch and length ({_sizes_in_words(last.sizes)}) "
+            f"{_where(last.error, file)} fails: {_said(last.error)}; "
+            "axes are named from sizes that may be equal"
+        )
+    same = [(s.operation, s.line) for s in chosen.watcher.steps] == [
+        (s.operation, s.line) for s in real.watcher.steps
+    ]
+    if not same:
+        notes.append("the number of ops depends on the sizes; axes are named from the sizes given")
+    lines = _lines(file)
+    steps = []
+    for i, step in enumerate(real.watcher.steps):
+        by = chosen.watcher.steps[i] if same else step
+        sized = chosen.sizes if same else real.sizes
+        steps.append(
+            ModuleStep(
+                step.operation,
+                name_axes(by.result, by.info, sized),
+                tuple(step.result.shape),
+                str(step.result.dtype).removeprefix("torch."),
+                step.count,
+                step.is_view,
+                f"{file.name}:{step.line}",
+                lines[step.line - 1].strip() if 0 < step.line <= len(lines) else "",
+            )
+        )
+    findings = _findings(chosen, file.name, plan)
+    if chosen.watcher.lost:
+        lost = ", ".join(sorted(chosen.watcher.lost))
+        notes.append(f"what these ops do to samples and positions is not known: {printable(lost)}")
+    if not steps:
+        notes.append("forward called no torch function on a tensor")
+    return ModuleTrace(
+        str(file), module_class.__name__, tuple(steps), findings, tuple(notes), given,
+        real.n_parameters,
+    )  # fmt: skip
+
+
+def _sizes_in_words(sizes: Mapping[str, int]) -> str:
+    return ", ".join(f"{s} {n}" for s, n in sizes.items() if s == "B" or s[0] == "T")
+
+
+def _require_memory(plan: _Plan) -> None:
+    """Refuse sizes that would not fit: weights, the flow and one set of maps, in float32."""
+    sizes = plan.symbols
+    width = max((n for s, n in sizes.items() if s not in ("B", "H", "Hkv") and s[0] != "T"),
+                default=1)  # fmt: skip
+    length = max((n for s, n in sizes.items() if s[0] == "T"), default=1)
+    batch, heads = sizes.get("B", 1), sizes.get("H", 1)
+    needed = 4 * (4 * width**2 + 8 * batch * length * width + 4 * batch * heads * length**2)
+    require_memory(needed, "the module at these sizes", "trace it at smaller ones")
+
+
+def _lines(file: Path) -> list[str]:
+    return file.read_text(encoding="utf-8", errors="replace").splitlines()
+
+
+# ── findings in words ────────────────────────────────────────────────────────────────────────
+
+
+def _findings(run: _Run, file: str, plan: _Plan) -> tuple[Finding, ...]:
+    found: dict[tuple[str, int], Finding] = {}
+    for trouble, operation, line, operands, infos, result in run.watcher.troubles:
+        names = [name_axes(t, info, run.sizes) for t, info in zip(operands, infos, strict=True)]
+        source = f"{file}:{line}"
+        text, advice = _in_words(trouble, operation, names, operands, result, run.sizes, plan)
+        kind = trouble.kind.split()[0]
+        found.setdefault((kind, line), Finding(kind, source, text, advice))
+    return tuple(found.values())
+
+
+def _in_words(
+    trouble: Trouble,
+    operation: str,
+    names: list[tuple[str, ...]],
+    operands: list[Tensor],
+    result: Tensor,
+    sizes: Mapping[str, int],
+    plan: _Plan,
+) -> tuple[str, str]:
+    own = names[trouble.operand] if trouble.operand < len(names) else names[0]
+    if trouble.kind == "regroup":
+        return _regroup_in_words(operation, names[0], operands[0], result, sizes)
+    axis = own[trouble.axis] if trouble.axis < len(own) else "?"
+    if trouble.kind == "softmax":
+        text = f"the softmax runs over the batch (axis {trouble.axis} of [{' '.join(own)}])"
+        if {"Tq", "Tk"} <= set(own):
+            return f"{text}: samples compete with each other", KEYS_ADVICE
+        return (
+            f"{text}: samples attend to each other",
+            "give a time-first layer its input as [T B d_model] (batch_first=True for torch's "
+            'own), or name the axes if yours are in that order: --input "T=6,B=2,512"',
+        )
+    if trouble.kind == "softmax heads":
+        text = f"the softmax runs over {axis} (axis {trouble.axis} of [{' '.join(own)}]), not keys"
+        if {"Tq", "Tk"} <= set(own):
+            return f"{text}: heads compete with each other", KEYS_ADVICE
+        return (
+            f"{text}: heads attend to each other, within one position",
+            "swap T and H before the product: [B T H d_k].transpose(1, 2)",
+        )
+    if trouble.kind == "normalised":
+        return (
+            f"the softmax ran over {axis} of [{' '.join(own)}], but the sum runs over "
+            f"{own[trouble.meets]}: a query's weights do not sum to 1",
+            KEYS_ADVICE,
+        )
+    if trouble.kind == "fold":
+        return (
+            f"the samples of [{' '.join(own)}] are in another order along {axis} than those that "
+            "they meet",
+            "fold batch and heads alike everywhere, heads fastest: "
+            "repeat_interleave(n_heads, 0) for a mask, not repeat",
+        )
+    partner = next((n for i, n in enumerate(names) if i != trouble.operand and len(n)), own)
+    if operation == "scaled_dot_product_attention":
+        partner = ("B", "H", "Tq", "Tk")[-len(partner) :]
+    at = trouble.meets - result.ndim + len(partner)
+    met = partner[at] if 0 <= at < len(partner) else "another axis"
+    given = plan.symbols.get("B", 0)
+    return (
+        f"B of [{' '.join(own)}] meets {met} of [{' '.join(partner)}]: it broadcasts only because "
+        f"both are {given} here",
+        "add the missing axis: mask[:, None] makes [B 1 Tq Tk] of [B Tq Tk], "
+        "mask[:, None, None, :] makes [B 1 1 Tk] of [B Tk]",
+    )
+
+
+def _regroup_in_words(
+    operation: str,
+    before: tuple[str, ...],
+    source: Tensor,
+    result: Tensor,
+    sizes: Mapping[str, int],
+) -> tuple[str, str]:
+    after = tuple(_axis_name(result, Info(), axis, sizes) for axis in range(result.ndim))
+    if after.count("T") == 2:
+        after = name_axes(result, Info(), sizes)
+    text = (
+        f"{operation} of [{' '.join(before)}] as [{' '.join(after)}] puts elements of different "
+        f"axes together: memory holds them in the order {', '.join(before)}"
+    )
+    if sorted(before) == sorted(after):
+        return text, "to swap axes, use transpose or permute: a reshape keeps the order in memory"
+    if "B·H" in after and result.ndim <= source.ndim:
+        return text, (
+            "cut the heads first: view(B, T, H, d_k).transpose(1, 2), then reshape(B·H, T, d_k)"
+            if "H" not in before
+            else "bring heads beside the batch first: transpose(1, 2), then reshape(B·H, T, d_k)"
+        )
+    if result.ndim > source.ndim:
+        return text, "cut the last axis and then swap: view(B, T, H, d_k).transpose(1, 2)"
+    return text, (
+        "swap back before heads are merged: transpose(1, 2) makes [B T H d_k], "
+        "then reshape(B, T, H·d_k)"
+    )
+
+
+# ── failures in words ────────────────────────────────────────────────────────────────────────
+
+
+def _failure(file: Path, module_class: type[nn.Module], plan: _Plan, run: _Run) -> str:
+    """One line about an exception: where, what, and the axes of what met there."""
+    error = run.error
+    assert error is not None
+    where = _where(error, file)
+    failed = run.watcher.failed
+    if run.stage == "forward" and failed is not None and isinstance(error, RuntimeError):
+        operation, line, args, kwargs = failed
+        operands = [*tensors_in(args), *tensors_in(kwargs)]
+        named = [
+            f"[{' '.join(name_axes(t, run.watcher.ledger.of(t), run.sizes))}] = {shown(t.shape)}"
+            for t in operands[:3]
+        ]
+        why = _why(operation, args, operands, run)
+        at = f"{printable(file)}:{line}" if line else where
+        met = " with ".join(named)
+        return f"{at}: {operation.strip('_')} of {met}: {why or _said(error)}"
+    text = f"{where}: {_said(error)} in {printable(module_class.__name__)}.{run.stage}"
+    sizes = plan.symbols
+    if run.stage == "__init__" and "H" in sizes:
+        for symbol, width in sizes.items():
+            if symbol in ("d_model", *WIDTHS):
+                found = diagnose(Sizes(width, sizes["H"]))
+                if found is not None:
+                    return f"{text}; {found.message}"
+    return text
+
+
+def _why(operation: str, args: list[Any], operands: list[Tensor], run: _Run) -> str:
+    """What does not fit, by axis, for the ops whose rule is known; else nothing."""
+    names = [name_axes(t, run.watcher.ledger.of(t), run.sizes) for t in operands]
+
+    def axis(i: int, at: int) -> str:
+        name, n = names[i][at], operands[i].shape[at]
+        return name if name == str(n) else f"{name} {n}"
+
+    if operation in ("view", "reshape") and operands:
+        target = args[1:] if not isinstance(args[1], list | tuple) else args[1]
+        return _why_view(operands[0], [n for n in target if isinstance(n, int)])
+    if operation == "linear" and len(operands) > 1:
+        need = operands[1].shape[1]
+        if operands[0].shape[-1] != need:
+            return f"the last axis is {axis(0, -1)}, and the layer takes {need}"
+    if operation in PRODUCTS and len(operands) == 2 and min(t.ndim for t in operands) > 1:
+        if operands[0].shape[-1] != operands[1].shape[-2]:
+            hint = ""
+            if operands[0].shape[-1] == operands[1].shape[-1]:
+                hint = "; transpose(-2, -1) of the second would fit"
+            return f"the sum runs over {axis(0, -1)} and {axis(1, -2)}, which must be equal{hint}"
+        operands = [t[..., 0, 0] for t in operands]
+        names = [each[:-2] for each in names]
+    if len(operands) > 1:
+        pairs = []
+        for back in range(1, min(operands[0].ndim, operands[1].ndim) + 1):
+            a, b = operands[0].shape[-back], operands[1].shape[-back]
+            if a != b and 1 not in (a, b):
+                pairs.append(f"{axis(0, -back)} ≠ {axis(1, -back)}")
+        return ", ".join(reversed(pairs))
+    return ""
+
+
+def _why_view(source: Tensor, target: Sequence[int]) -> str:
+    known = [n for n in target if n > 0]
+    have = source.numel()
+    if -1 not in target and prod(known) == have:
+        return ""  # the sizes fit; it is the strides that do not
+    made = f"{have} elements cannot be [{' '.join(map(str, target))}]"
+    if len(known) >= 2:
+        width, heads = source.shape[-1], known[-2]
+        if width % heads and heads > 1:
+            found = diagnose(Sizes(width, heads))
+            return f"{made}: {found.message}" if found else made
+        if heads * known[-1] != width:
+            return (
+                f"{made}: {heads}·{known[-1]} = {heads * known[-1]}, and the last axis is {width}"
+            )
+    return made
