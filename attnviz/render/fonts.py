@@ -7,7 +7,7 @@ of the extra `attnviz[fonts]`, then among the system's fonts.
 from __future__ import annotations
 
 import unicodedata
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from functools import lru_cache
 from importlib.util import find_spec
 from pathlib import Path
@@ -26,7 +26,7 @@ class Fonts:
     `missing` are the characters that no font has, and `notices` says so, in one line at most.
     """
 
-    def __init__(self, texts: Iterable[str]) -> None:
+    def __init__(self, texts: Collection[str]) -> None:
         needed = frozenset(
             c for text in set(texts) for c in text if c >= "\u0250" and not _is_ignorable(c)
         )  # DejaVu Sans has all before U+0250 that leave a mark
@@ -38,6 +38,8 @@ class Fonts:
                 self._covers[name] = covers
                 lacking -= covers
         self.missing = frozenset(lacking)
+        every = {c for text in set(texts) for c in text}
+        self._shaped = frozenset(c for c in every if c in self._beyond_base or not _stands_alone(c))
 
     @property
     def notices(self) -> list[str]:
@@ -58,6 +60,10 @@ class Fonts:
             return (BASE,)
         best = sorted(self._covers, key=lambda name: -len(self._covers[name].intersection(text)))
         return (*best[:1], BASE, *best[1:])
+
+    def is_simple(self, text: str) -> bool:
+        """Whether DejaVu Sans draws `text` letter by letter, with nothing to shape or reorder."""
+        return not self._shaped.intersection(text)
 
     def drawable(self, text: str) -> str:
         """`text` with a box for each character that no font has."""
@@ -154,6 +160,12 @@ def _glyphs(path: Path, face_index: int, chars: frozenset[str]) -> frozenset[str
     if not face.scalable or FaceFlags.COLOR in face.face_flags:
         return frozenset()
     return frozenset(c for c in chars if face.get_char_index(ord(c)))
+
+
+def _stands_alone(c: str) -> bool:
+    """Latin, Greek and Cyrillic letters, punctuation, arrows and shapes: no marks, no joining."""
+    ranges = ((0x20, 0x2FF), (0x370, 0x482), (0x48A, 0x52F), (0x1E00, 0x1FFF), (0x2010, 0x2BFF))
+    return any(first <= ord(c) <= last for first, last in ranges)
 
 
 def _is_ignorable(c: str) -> bool:

@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from math import ceil, floor, isnan, log, log10
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
