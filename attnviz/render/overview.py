@@ -1,0 +1,183 @@
+"""The overview: all chosen heads as small multiples on one colour scale."""
+
+from __future__ import annotations
+
+from math import ceil, floor, isnan, log
+
+from attnviz.render.cells import Brush, Head
+from attnviz.render.furniture import (
+    KEY_AXIS,
+    MARGIN,
+    QUERY_AXIS,
+    SMALLEST_NUMBER,
+    Pair,
+    Subject,
+    cell_pixels,
+    count,
+    draw_bar,
+    draw_legend,
+    draw_paragraph,
+    numbers,
+    occurring,
+    unmeasured,
+)
+from attnviz.render.sheet import Picture, Sheet, Text
+
+SHORT = {
+    "entropy": ("{:.2f} bits", "entropy in bits"),
+    "largest": ("max {:.2f}", "largest weight (max)"),
+    "diagonal": ("diag {:.2f}", "share on the own position (diag)"),
+    "first": ("first {:.2f}", "share on the first token (first)"),
+    "distance": ("dist {:.1f}", "positions from query to key (dist)"),
+}
+"""Each measure above a small map, and what the page says of it."""
+
+
+def overview_sheet(subject: Subject) -> Sheet:
+    """Lay out the small multiples: titles above the maps, labels on the outer edges only."""
+    look, pairs = subject.look, subject.pairs
+    drawn = [subject.heads.head(*pair) for pair in pairs]
+    kinds, blind = occurring(drawn)
+    sheet = subject.sheet(
+        f"Attention: {count(len(pairs), 'head')}, {subject.tokens}",
+        _describe(subject, drawn),
+    )
+    scale = sheet.scale
+    places, n_rows, n_columns = _grid(pairs, subject)
+
+    # the size of a cell follows from how many there are; pictures grow with their columns
+    limit = (72 * (7.0 + n_columns) * (2 if look.annotate else 1)) / n_columns - 14
+    longest = max(subject.n_queries, subject.n_keys)
+    cell = min(limit, max(96, 15.0 * longest if look.annotate else 11.0 * longest)) / longest
+    pool = ceil(longest / max(floor(limit * scale), 1))
+    n_q, n_k = ceil(subject.n_queries / pool), ceil(subject.n_keys / pool)
+    px_w = cell_pixels(max(cell * pool, 84 / n_k), look.dpi)
+    px_h = cell_pixels(max(cell * pool, 24 / n_q), look.dpi)
+    wide, high = n_k * px_w / scale, n_q * px_h / scale
+    if pool > 1:
+        subject.notices.append(
+            f"overview: each cell shows the largest of {pool} × {pool} weights; "
+            "the heads' own pictures show more"
+        )
+    rows, columns = subject.axes(
+        sheet, wide / subject.n_keys, high / subject.n_queries, largest=8.0
+    )
+    subject.note_labels(rows, columns, "overview")
+
+    names, measured, name_size, small = _tile_titles(sheet, subject, drawn, wide)
+    head_room = 4 + name_size + (small + 3 if any(measured) else 0) + 3
+    gap = 12.0 if wide > 70 else 7.0
+    left = MARGIN + 16 + rows.extent
+    inner = n_columns * wide + (n_columns - 1) * gap
+    bar_left = left + inner + 14
+    width = max(bar_left + 44 + MARGIN, 330.0)
+    room = width - 2 * MARGIN
+
+    sheet.texts.append(Text(MARGIN, MARGIN + 11, sheet.title, 13, bold=True))
+    y = MARGIN + 19
+    y += draw_paragraph(sheet, MARGIN, y, subject.caption, room, 8.5)
+    if any(measured):
+        shown = len(measured[0].split(" · "))
+        said = ", ".join(text for _, text in list(SHORT.values())[:shown])
+        y += draw_paragraph(
+            sheet, MARGIN, y, f"above each map, means over its queries: {said}", room, 7.5
+        )
+    top = y + 6
+
+    brush = Brush(px_h, px_w, pool, look.dpi, subject.top)
+    corner_x = [round((left + c * (wide + gap)) * scale) for c in range(n_columns)]
+    corner_y = [round((top + r * (high + head_room) + head_room) * scale) for r in range(n_rows)]
+    lowest = max(r for r, _ in places)
+    first_in_row = {r: min(c for q, c in places if q == r) for r, _ in places}
+    last_in_column = {c: max(r for r, k in places if k == c) for _, c in places}
+    bottom = 0.0
+    for head, place, name, line in zip(drawn, places, names, measured, strict=True):
+        r, c = place
+        x, y = corner_x[c] / scale, corner_y[r] / scale
+        sheet.pictures.append(Picture(corner_x[c], corner_y[r], brush.paint(head)))
+        base = y - 4 - (small + 2 if line else 0)
+        sheet.texts.append(Text(x, base, name, name_size, bold=True))
+        if line:
+            sheet.texts.append(Text(x, y - 4, line, small, 0.7))
+        if c == first_in_row[r]:
+            sheet.texts += rows.rows(x, y)
+        if r == last_in_column[c]:
+            sheet.texts += columns.columns(y + high, x)
+            bottom = max(bottom, y + high + columns.extent)
+        if look.annotate and pool == 1 and wide / n_k >= SMALLEST_NUMBER <= high / n_q:
+            sheet.numbers += numbers(sheet, head, x, y, wide / n_k, high / n_q, subject.top)
+    if look.annotate and not sheet.numbers:
+        subject.notices.append("overview: the cells are too small for numbers")
+
+    y_top, y_end = corner_y[0] / scale, corner_y[lowest] / scale + high
+    middle = (y_top + y_end) / 2
+    sheet.texts.append(Text(MARGIN + 8, middle, QUERY_AXIS, 9, anchor="middle", turn=90))
+    sheet.texts.append(Text(left + inner / 2, bottom + 12, KEY_AXIS, 9, anchor="middle"))
+    draw_bar(
+        sheet,
+        bar_left,
+        y_top,
+        min(y_end - y_top, 180.0),
+        subject.top,
+        subject.largest > subject.top,
+    )
+    used = draw_legend(sheet, MARGIN, bottom + 24, room, kinds, blind)
+    sheet.width, sheet.height = width, bottom + 16 + (used + 10 if used else 0) + MARGIN - 4
+    return sheet
+
+
+def _grid(pairs: list[Pair], subject: Subject) -> tuple[list[Pair], int, int]:
+    """(row, column) of each head: a matrix of layers × heads, or one layer's heads wrapped."""
+    layers = sorted({layer for layer, _ in pairs})
+    if len(layers) > 1:
+        numbers = sorted({number for _, number in pairs})
+        places = [(layers.index(layer), numbers.index(number)) for layer, number in pairs]
+        return places, len(layers), len(numbers)
+    n = len(pairs)
+    shape = subject.n_keys / subject.n_queries
+
+    def cost(columns: int) -> float:
+        rows = ceil(n / columns)
+        lopsided = abs(log(columns * shape / (rows * 1.5)))
+        return lopsided + 1.2 * (rows * columns - n) / n
+
+    columns = min(range(1, n + 1), key=cost)
+    return [divmod(i, columns) for i in range(n)], ceil(n / columns), columns
+
+
+def _tile_titles(
+    sheet: Sheet, subject: Subject, drawn: list[Head], width: float
+) -> tuple[list[str], list[str], float, float]:
+    """Each head's name and as many of its measures as fit above its map, and both type sizes."""
+    size, small = (8.5, 7.0) if width >= 80 else (6.5, 5.5)
+    several = subject.result.n_layers > 1
+    forms = ("layer {} · head {}", "L{} H{}", "{}·{}") if several else ("head {1}", "H{1}", "{1}")
+    for form in forms:
+        names = [form.format(*pair) for pair in subject.pairs]
+        if max(sheet.text_width(name, size, bold=True) for name in names) <= width:
+            break
+    measured = [subject.measured(*pair) for pair in subject.pairs]
+    for n in range(len(SHORT), 0, -1):
+        chosen = list(SHORT.items())[:n]
+        lines = [
+            unmeasured(head)
+            if isnan(values["entropy"])
+            else " · ".join(form.format(values[key]) for key, (form, _) in chosen)
+            for head, values in zip(drawn, measured, strict=True)
+        ]
+        if max(sheet.text_width(line, small) for line in lines) <= width:
+            return names, lines, size, small
+    return names, [""] * len(names), size, small
+
+
+def _describe(subject: Subject, drawn: list[Head]) -> str:
+    """The overview in words: what it shows, and the strongest weight of the first heads."""
+    some = [
+        f"{subject.name(head.layer, head.number)}: {subject.strongest(head)}" for head in drawn[:8]
+    ]
+    more = f" And {len(drawn) - 8} more heads." if len(drawn) > 8 else ""
+    return (
+        f"Heatmaps of attention weights, one for each of {len(drawn)} heads; rows are queries, "
+        f"columns are keys. {subject.caption}. Colours run from 0 to {subject.top:.3g}. "
+        f"{'; '.join(some)}.{more}"
+    )
