@@ -61,7 +61,7 @@ FINEST, SHARPEST = 2**16 - 3, 2**8 - 3
 FINE_CELLS = 2**18
 """Up to so many weights, each takes two bytes: half a megabyte, and exact to the sixth digit."""
 
-WEIGHTS_BUDGET = 9_200_000
+WEIGHTS_BUDGET = 9_500_000
 """Characters of weights in one file, so that 144 heads of 512 tokens stay below 10 MB. Where they
 would be more, steps are made coarser, and the page says how coarse."""
 
@@ -191,7 +191,7 @@ def _packed(data: Codes) -> str:
 def _levels(result: AttentionResult, rows: Sequence[int], heads: Sequence[tuple[int, int]]) -> int:
     """How many steps a head's weights get: the most that fit into the budget.
 
-    Coarser steps are tried on every sixteenth row of each head, by bisection.
+    Coarser steps are tried by bisection, on some rows of each head.
     """
     n_rows = result.attention.shape[3]
     cells = len(rows) * len(heads) * n_rows * result.attention.shape[4]
@@ -199,8 +199,7 @@ def _levels(result: AttentionResult, rows: Sequence[int], heads: Sequence[tuple[
         return FINEST
     if cells * 4 / 3 <= WEIGHTS_BUDGET:
         return SHARPEST
-    every = 16 if n_rows >= 256 else 1
-    samples = [_weights(result, s, h)[every // 2 :: every] for s in rows for h in heads]
+    samples = [_some_rows(_weights(result, s, h)) for s in rows for h in heads]
     share = sum(len(sample) for sample in samples) / (len(samples) * n_rows)
 
     def fits(steps: int) -> bool:
@@ -209,6 +208,14 @@ def _levels(result: AttentionResult, rows: Sequence[int], heads: Sequence[tuple[
 
     ladder = [round(SHARPEST / 2 ** (rung / 4)) for rung in range(17)]  # 253, 213, …, 16
     return ladder[min(bisect_left(ladder, True, key=fits), len(ladder) - 1)]
+
+
+def _some_rows(weights: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """Every sixteenth row, and those of the extremes, so that steps are as wide as the head's."""
+    if len(weights) < 256:
+        return weights
+    extremes = [int(at) // weights.shape[1] for at in (weights.argmin(), weights.argmax())]
+    return np.asarray(weights[sorted({*range(8, len(weights), 16), *extremes})])
 
 
 def _weights(result: AttentionResult, sequence: int, head: tuple[int, int]) -> npt.NDArray[Any]:

@@ -319,7 +319,7 @@ function update(changed) {
     document.title = view === "trace" || view === "matrix" ? "attnviz" : `${run.headName(facts.heads[index])} · attnviz`;
     card.strips.update(index);
   }
-  legend.update(null);
+  if (view === "matrix") legend.update(null);
   // A view that was hidden while things changed learns of them when it is shown.
   const all = changed.has("view") ? new Set([...changed, ...before]) : changed;
   before = changed.has("view") ? new Set() : new Set([...before, ...changed]);

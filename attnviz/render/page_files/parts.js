@@ -325,15 +325,19 @@ export function legend() {
     || s.keyReal[1] - s.keyReal[0] < facts.keys);
   padding.hidden = !hasPadding;
   root.children[2].hidden = facts.sequences.every((s) => s.masks.every((m) => m < 0));
+  let drawnFor = "";
   function update(head) {
+    const { scale, curve, sequence } = state.state;
+    const wanted = [colours.theme(), scale, curve, sequence, head?.index].join();
+    if (wanted === drawnFor) return; // it is asked with every movement
+    drawnFor = wanted;
     const context = bar.getContext("2d");
     for (let x = 0; x < 256; x++) {
-      const part = state.state.curve === "root" ? Math.sqrt(x / 255) : x / 255;
+      const part = curve === "root" ? Math.sqrt(x / 255) : x / 255;
       context.fillStyle = colours.cssColour(colours.colourAt(part));
       context.fillRect(x, 0, 1, 1);
     }
-    const { scale } = state.state;
-    const value = scale === "all" || !head ? run.largest(state.state.sequence) : head.largest;
+    const value = scale === "all" || !head ? run.largest(sequence) : head.largest;
     top.textContent = scale === "query" ? "each query's largest" : weightText(value, value / 50);
     note.textContent = scale === "all" ? "one scale for all heads" : scale === "head" ? "each head's own scale" : "";
     blind.hidden = !head || head.sees.subarray(head.firstQuery, head.endQuery).every((s) => s);
