@@ -8,12 +8,13 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO
-
-import numpy as np
-import numpy.typing as npt
+from typing import TYPE_CHECKING, BinaryIO
 
 from attnviz.errors import InputError, printable
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
 
 PAD = "[PAD]"
 SEP = "[SEP]"
@@ -254,7 +255,7 @@ def _trimmed(found: Sequence[list[str]]) -> Reading:
 # ── the batch ────────────────────────────────────────────────────────────────────────────────
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Batch:
     """Token sequences of different lengths as one rectangle of ids.
 
@@ -281,19 +282,20 @@ class Batch:
     @property
     def starts(self) -> npt.NDArray[np.int64]:
         """`[B]`: where each sequence's first real token stands."""
-        if self.pad_side == "right":
-            return np.zeros_like(self.lengths)
-        return self.width - self.lengths
+        return self.lengths * 0 if self.pad_side == "right" else self.width - self.lengths
 
     @property
     def valid(self) -> npt.NDArray[np.bool_]:
         """`[B T]`: True on real tokens, False on padding."""
         place = self.positions
-        return np.asarray((place >= 0) & (place < self.lengths[:, None]))
+        valid: npt.NDArray[np.bool_] = (place >= 0) & (place < self.lengths[:, None])
+        return valid
 
     @property
     def positions(self) -> npt.NDArray[np.int64]:
         """`[B T]`: each place's index in its own sequence, 0 at its first real token."""
+        import numpy as np
+
         return np.arange(self.width)[None, :] - self.starts[:, None]
 
     @property
@@ -330,6 +332,8 @@ def make_batch(
     """
     if pad_side not in PAD_SIDES:
         raise InputError(f"--pad-side is '{printable(pad_side)}'; it must be right or left")
+    import numpy as np
+
     require_tokens(sequences)
     longest = max(map(len, sequences))
     if pad_to is not None and pad_to < longest:

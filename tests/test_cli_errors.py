@@ -218,7 +218,7 @@ def test_what_the_machine_does_is_one_line_too(
     assert capsys.readouterr().err == f"attnviz: {message}\n"
 
 
-HEAVY = ("torch", "matplotlib", "transformers", "PIL", "pydantic")
+HEAVY = ("torch", "matplotlib", "transformers", "numpy", "PIL", "pydantic")
 
 
 @pytest.mark.parametrize(

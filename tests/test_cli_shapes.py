@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from rich.text import Text
 
 from attnviz.cli.main import call
 
@@ -96,3 +97,187 @@ def test_the_shapes_are_those_of_a_run(capsys: pytest.CaptureFixture[str], tmp_p
     assert call(["run", *flags, "-o", str(tmp_path / "r.npz")]) == 0
     # shapes, costs, layouts: the same letters from a shadow run and from a real one
     assert table in capsys.readouterr().out
+
+
+# ── sizes that cannot work ───────────────────────────────────────────────────────────────────
+
+
+def test_the_trace_stops_at_the_step_that_fails(capsys: pytest.CaptureFixture[str]) -> None:
+    assert call(["shapes", "--len", "6", "--d-model", "512", "--n-heads", "10"]) == 2
+    said = capsys.readouterr()
+    assert "q_projected" in said.out
+    assert "scores" not in said.out
+    assert "5 q cannot work: d_model 512 cannot be cut into 10 heads of equal width" in said.out
+    assert "q     B Tq d_model  =  1×6×512" in said.out
+    assert "512 = 10·51 + 2" in said.out
+    assert "works: use 8 or 16 heads, or keep 10 heads with --d-k 51" in said.out
+    assert said.err.startswith("attnviz: d_model 512 cannot be cut into 10 heads of equal width: ")
+    assert said.err.count("\n") == 1
+
+
+def test_key_value_heads_that_do_not_divide_stop_there(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert call(["shapes", "a b", "--n-kv-heads", "3"]) == 2
+    out = capsys.readouterr().out
+    assert "k_repeated cannot work: 3 key/value heads cannot be shared evenly by 8 heads" in out
+
+
+def test_what_is_legal_and_looks_wrong_is_remarked(capsys: pytest.CaptureFixture[str]) -> None:
+    sizes = ["--d-model", "640", "--n-heads", "4", "--d-k", "256", "--len", "5"]
+    assert call(["shapes", *sizes]) == 0
+    assert "the projections are 640→1024 and 1024→640" in capsys.readouterr().out
+
+
+# ── two at once ──────────────────────────────────────────────────────────────────────────────
+
+
+def rows(out: str) -> dict[str, tuple[bool, list[str]]]:
+    """Step → (marked, its cells)."""
+    found = {}
+    for line in out.splitlines():
+        cells = [cell for cell in line.lstrip("≠ ").split("  ") if cell.strip()]
+        if len(cells) >= 3:
+            found[cells[0].strip()] = (line.startswith("≠"), [cell.strip() for cell in cells[1:]])
+    return found
+
+
+def test_rows_that_differ_are_marked(capsys: pytest.CaptureFixture[str]) -> None:
+    assert call(["shapes", "--len", "100", "--vs", "--n-kv-heads 2"]) == 0
+    found = rows(capsys.readouterr().out)
+    assert found["k"] == (True, ["1×8×100×64", "1×2×100×64", "view", "view"])
+    assert found["q"] == (False, ["1×8×100×64", "1×8×100×64", "view", "view"])
+    assert found["k_repeated"] == (True, ["-", "1×8×100×64", "-", "200 KiB"])
+    # 3·(512·512 + 512) + (512·512 + 512) + 1024 + 37000·512, and with K and V of 128 columns
+    assert found["parameters"] == (True, ["19,995,648", "19,601,664"])
+
+
+def test_both_sides_may_be_the_same(capsys: pytest.CaptureFixture[str]) -> None:
+    assert call(["shapes", "the cat", "--vs", "--seed 3"]) == 0
+    assert not any(marked for marked, _ in rows(capsys.readouterr().out).values())
+
+
+def test_more_heads_and_no_more_parameters_is_explained(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert call(["shapes", "--len", "10", "--n-heads", "1", "--vs", "--n-heads 64"]) == 0
+    out = capsys.readouterr().out
+    assert "1 and 64 heads have the same 1,051,648 parameters, and that is no mistake" in out
+
+
+@pytest.mark.parametrize(
+    ("versus", "message"),
+    [
+        ("--n-heads", "expected one argument"),
+        ("--n-heads two", "invalid int value: 'two'"),
+        ("--wrong 3", "unrecognized arguments: --wrong 3"),
+        ("'", "No closing quotation"),
+        ("", 'flags of the other layer are expected, "--n-heads 4", or a config.json'),
+        ("--n-heads 7", "d_model 512 cannot be cut into 7 heads of equal width"),
+    ],
+)
+def test_the_other_flags_can_be_wrong(
+    versus: str, message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert call(["shapes", "--len", "5", "--vs", versus]) == 2
+    said = capsys.readouterr().err
+    assert message in said
+    assert said.count("\n") == 1
+
+
+def test_two_at_once_are_a_table(capsys: pytest.CaptureFixture[str]) -> None:
+    assert call(["shapes", "--len", "5", "--vs", "--n-heads 4", "--json"]) == 2
+    assert capsys.readouterr().err == (
+        "attnviz: --vs makes a table; --format json shows one layer at a time\n"
+    )
+
+
+# ── real architectures ───────────────────────────────────────────────────────────────────────
+
+
+@pytest.fixture
+def gemma(tmp_path: Path) -> Path:
+    """Gemma 3 1B as its config.json has it: 26 layers, every sixth global."""
+    (tmp_path / "config.json").write_text(
+        json.dumps(
+            {
+                "model_type": "gemma3_text",
+                "hidden_size": 1152,
+                "num_attention_heads": 4,
+                "num_key_value_heads": 1,
+                "head_dim": 256,
+                "num_hidden_layers": 26,
+                "sliding_window": 512,
+                "sliding_window_pattern": 6,
+                "torch_dtype": "bfloat16",
+            }
+        )
+    )
+    return tmp_path
+
+
+def test_a_model_shows_its_layer_and_its_cache(
+    gemma: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert call(["shapes", "--model", str(gemma), "--len", "8192"]) == 0
+    out = capsys.readouterr().out
+    assert "4 on 1 key/value heads, d_k 256" in out
+    assert "22 sliding (window 512), 4 global" in out
+    assert "KV cache at 8,192 tokens, bfloat16" in out
+    # a token, a layer: keys and values, 1 head of 256 numbers of 2 bytes
+    assert rows(out)["sliding"][1] == ["22", "512", "1,024 B", "22 KiB", "11 MiB"]
+    assert rows(out)["global"][1] == ["4", "8,192", "1,024 B", "4 KiB", "32 MiB"]
+
+
+def test_a_model_as_json(gemma: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    found = document(capsys, "--model", str(gemma / "config.json"), "--batch", "3")
+    assert step(found, "k")["shape"] == [3, 1, 1024, 256]
+    cache = found["config"]["cache"]
+    assert cache["bytes"] == 3 * 1024 * (22 * 512 + 4 * 1024)
+
+
+def test_a_model_beside_a_layer_from_flags(gemma: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert call(["shapes", "--len", "64", "--vs", str(gemma / "config.json")]) == 0
+    assert rows(capsys.readouterr().out)["q"][1][:2] == ["1×8×64×64", "1×4×64×256"]
+    assert call(["shapes", "--model", str(gemma), "--vs", "--n-heads 16"]) == 0
+    assert rows(capsys.readouterr().out)["q"][1][:2] == ["1×4×1024×256", "1×16×1024×32"]
+
+
+def test_a_model_and_flags_of_a_layer_are_both_named(
+    gemma: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert call(["shapes", "--model", str(gemma), "--d-model", "64"]) == 2
+    assert capsys.readouterr().err == (
+        "attnviz: --model and --d-model both give the layer; give one of them\n"
+    )
+    assert call(["shapes", "a text", "--model", str(gemma)]) == 2
+    assert capsys.readouterr().err == (
+        "attnviz: --model and TEXT both give the queries; give one of them\n"
+    )
+
+
+def test_an_encoder_keeps_no_cache(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "config.json").write_text(
+        '{"model_type": "bert", "hidden_size": 768, '
+        '"num_attention_heads": 12, "num_hidden_layers": 12}'
+    )
+    assert call(["shapes", "--model", str(tmp_path)]) == 0
+    assert "KV cache     none: every token is read at once" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("width", [20, 40, 60, 200])
+def test_a_comparison_and_a_cache_fit_any_width(width: int, gemma: Path) -> None:
+    from rich.console import Console
+
+    from attnviz.architectures import read_architecture
+    from attnviz.render.reports import cache_as_json, print_cache, print_comparison
+    from attnviz.sources.from_architecture import architecture_steps
+
+    architecture = read_architecture(gemma)
+    steps = [architecture_steps(architecture, 1, length) for length in (128, 4096)]
+    console = Console(width=width, force_terminal=True, color_system="truecolor", highlight=False)
+    with console.capture() as capture:
+        print_comparison(*steps, console)
+        print_cache(cache_as_json(architecture, 4096, 2, "float16"), console)
+    printed = [Text.from_ansi(line).cell_len for line in capture.get().splitlines()]
+    assert max(printed) <= width
