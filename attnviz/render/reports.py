@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from rich.text import Text
@@ -54,17 +54,13 @@ def print_comparison(a: Sequence[Step], b: Sequence[Step], console: Console) -> 
     names += [name for side in sides for name in side if name not in names]
     rows = []
     for name in names:
-        shown = [_facts(side.get(name)) for side in sides]
-        rows.append((name, shown, shown[0] != shown[1]))
-    totals = [_totals(steps) for steps in (a, b)]
-    rows += [
-        (
-            label,
-            [["", totals[0][label]], ["", totals[1][label]]],
-            totals[0][label] != totals[1][label],
-        )
-        for label in totals[0]
-    ]
+        steps = [side.get(name) for side in sides]
+        differs = _numbers(steps[0]) != _numbers(steps[1])
+        rows.append((name, [_facts(step) for step in steps], differs))
+    totals = [totals_of(steps) for steps in (a, b)]
+    for label, field, shown in TOTALS:
+        values = [getattr(total, field) for total in totals]
+        rows.append((label, [["", shown(value)] for value in values], values[0] != values[1]))
     heads = ["", "step", "A", "B", "A", "B"]
     table = [
         [
@@ -101,14 +97,21 @@ def _facts(step: Step | None) -> list[str]:
     return ["×".join(map(str, step.shape)), ", ".join(costs)]
 
 
-def _totals(steps: Sequence[Step]) -> dict[str, str]:
-    totals = totals_of(steps)
-    return {
-        "parameters": f"{totals.parameters:,}",
-        "FLOP": f"{totals.matmul_flops:,}",
-        "activations": human_bytes(totals.activation_bytes),
-        "peak": human_bytes(totals.peak_bytes),
-    }
+def _numbers(step: Step | None) -> tuple[object, ...]:
+    """What two steps have to share to be the same: all of it, before any rounding."""
+    if step is None:
+        return ()
+    costs = (own_parameters(step), step.matmul_flops, step.elementwise_flops, step.nbytes)
+    return (step.shape, step.dtype, step.is_view, *costs)
+
+
+TOTALS: tuple[tuple[str, str, Callable[[int], str]], ...] = (
+    ("parameters", "parameters", "{:,}".format),
+    ("FLOP", "matmul_flops", "{:,}".format),
+    ("activations", "activation_bytes", human_bytes),
+    ("peak", "peak_bytes", human_bytes),
+)
+"""Label, field of `Totals`, and how it is written."""
 
 
 def architecture_facts(architecture: Architecture) -> list[tuple[str, str]]:
