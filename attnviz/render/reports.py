@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from rich.text import Text
@@ -48,19 +48,18 @@ def print_comparison(a: Sequence[Step], b: Sequence[Step], console: Console) -> 
     """
     paper = Paper.of(console)
     sides = [{step.name: step for step in steps} for steps in (a, b)]
-    names = list(
-        dict.fromkeys([step.name for step in b] if len(b) > len(a) else [s.name for s in a])
-    )
-    names += [name for side in sides for name in side if name not in names]
+    longer = max(
+        sides, key=len
+    )  # its order, so that a step that one side lacks stands in its place
+    names = list(dict.fromkeys([*longer, *sides[0], *sides[1]]))
     rows = []
     for name in names:
-        steps = [side.get(name) for side in sides]
-        differs = _numbers(steps[0]) != _numbers(steps[1])
-        rows.append((name, [_facts(step) for step in steps], differs))
+        left, right = (side.get(name) for side in sides)
+        rows.append((name, [_facts(left), _facts(right)], _numbers(left) != _numbers(right)))
     totals = [totals_of(steps) for steps in (a, b)]
-    for label, field, shown in TOTALS:
+    for label, field in TOTALS.items():
         values = [getattr(total, field) for total in totals]
-        rows.append((label, [["", shown(value)] for value in values], values[0] != values[1]))
+        rows.append((label, [["", f"{value:,}"] for value in values], values[0] != values[1]))
     heads = ["", "step", "A", "B", "A", "B"]
     table = [
         [
@@ -105,13 +104,13 @@ def _numbers(step: Step | None) -> tuple[object, ...]:
     return (step.shape, step.dtype, step.is_view, *costs)
 
 
-TOTALS: tuple[tuple[str, str, Callable[[int], str]], ...] = (
-    ("parameters", "parameters", "{:,}".format),
-    ("FLOP", "matmul_flops", "{:,}".format),
-    ("activations", "activation_bytes", human_bytes),
-    ("peak", "peak_bytes", human_bytes),
-)
-"""Label, field of `Totals`, and how it is written."""
+TOTALS = {
+    "parameters": "parameters",
+    "FLOP": "matmul_flops",
+    "bytes, all kept": "activation_bytes",
+    "bytes, peak": "peak_bytes",
+}
+"""Label → field of `Totals`."""
 
 
 def architecture_facts(architecture: Architecture) -> list[tuple[str, str]]:
