@@ -22,28 +22,49 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 import numpy as np
 import numpy.typing as npt
 
-from attnviz.batch import Batch
+from attnviz.batch import PAD_SIDES, Batch
 from attnviz.errors import InputError, printable
+from attnviz.machine import require_memory
+from attnviz.npy import read_npz
 
 FORMAT, VERSION = "attnviz.run", 1
 
 KEEPABLE = ("q", "k", "v", "scores", "context", "output")
 """Taps that a saved run can hold beside the weights."""
 
+KEPT_AXES = {
+    "q": "L B H Tq *",
+    "k": "L B * Tk *",
+    "v": "L B * Tk *",
+    "products": "L B H Tq Tk",
+    "scores": "L B H Tq Tk",
+    "masked_scores": "L B H Tq Tk",
+    "context": "L B H Tq *",
+    "merged": "L B Tq *",
+    "projected": "L B Tq *",
+    "residual": "L B Tq *",
+    "output": "L B Tq *",
+}
+"""The axes of kept tensors; widths, and the number of key/value heads, are free."""
+
+FLOATS = tuple(np.dtype(name) for name in ("float16", "float32", "float64"))
+
 Array = npt.NDArray[Any]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class AttentionResult:
     """Attention weights with everything that is needed to draw, measure or check them.
 
     Shapes are those of the saved form above. `masks` are the names of the masks in force,
     `source` says where the attention came from, in words; `trained` whether its weights are.
+
+    Raises `InputError` when the arrays do not fit each other.
     """
 
     attention: Array
@@ -60,27 +81,36 @@ class AttentionResult:
     kept: Mapping[str, Array] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        if self.attention.ndim != 5:
+        shape = self.attention.shape
+        if len(shape) != 5 or 0 in shape:
             raise InputError(
-                f"attention has shape {list(self.attention.shape)}; [L B H Tq Tk] is expected"
+                f"attention has shape {list(shape)}; [L B H Tq Tk] is expected, none of them 0"
             )
-        layers, batch, heads, queries, keys = self.attention.shape
+        if self.attention.dtype not in FLOATS:
+            known = ", ".join(map(str, FLOATS))
+            raise InputError(f"attention is {printable(self.attention.dtype)}; known are {known}")
+        if self.pad_side not in PAD_SIDES:
+            raise InputError(f"pad_side is '{printable(self.pad_side)}'; right or left is expected")
+        layers, batch, heads, queries, keys = shape
         fits = {
-            "allowed": self.allowed.shape
-            in ((layers, batch, 1, queries, keys), (layers, batch, heads, queries, keys)),
+            "allowed": self.allowed.dtype == np.bool_
+            and self.allowed.shape in (shape, (layers, batch, 1, queries, keys)),
             "query_tokens": [len(row) for row in self.query_tokens] == [queries] * batch,
             "key_tokens": [len(row) for row in self.key_tokens] == [keys] * batch,
-            "lengths": self.lengths.shape == (batch,)
-            and bool(((self.lengths >= 0) & (self.lengths <= queries)).all()),
-            "key_lengths": self.key_lengths.shape == (batch,)
-            and bool(((self.key_lengths >= 0) & (self.key_lengths <= keys)).all()),
+            "lengths": _are_lengths(self.lengths, batch, queries),
+            "key_lengths": _are_lengths(self.key_lengths, batch, keys),
         }
+        sizes = {"L": layers, "B": batch, "H": heads, "Tq": queries, "Tk": keys}
+        for name, array in self.kept.items():
+            axes = KEPT_AXES.get(name, "L B …").split()
+            pairs = zip(axes, array.shape, strict=False)
+            fits[name] = (array.ndim == len(axes) or "…" in axes) and all(
+                size == sizes.get(axis, size) for axis, size in pairs
+            )
         for name, fit in fits.items():
             if not fit:
-                raise InputError(
-                    f"{name} does not fit attention "
-                    f"[L={layers} B={batch} H={heads} Tq={queries} Tk={keys}]"
-                )
+                given = " ".join(f"{axis}={size}" for axis, size in sizes.items())
+                raise InputError(f"{name} does not fit attention [{given}]")
 
     @property
     def n_layers(self) -> int:
@@ -151,6 +181,11 @@ class AttentionResult:
         }
 
 
+def _are_lengths(lengths: Array, batch: int, width: int) -> bool:
+    whole = lengths.dtype.kind in "iu" and lengths.shape == (batch,)
+    return whole and bool(((lengths >= 0) & (lengths <= width)).all())
+
+
 def _positions(lengths: npt.NDArray[np.int64], width: int, pad_side: str) -> npt.NDArray[np.int64]:
     starts = width - lengths if pad_side == "left" else np.zeros_like(lengths)
     return np.asarray(np.arange(width)[None, :] - starts[:, None])
@@ -191,103 +226,142 @@ def save_safetensors(result: AttentionResult, path: Path) -> None:
 
 
 def save_json(result: AttentionResult, path: Path) -> None:
-    """Write one JSON object; a float has the shortest digits that give the same number back."""
-    document = result.metadata()
-    document.update({name: _plain(array) for name, array in result.arrays().items()})
-    path.write_text(_compact(document) + "\n", encoding="ascii")
+    """Write one JSON object, row by row.
+
+    A float has the shortest digits that give the same number of its dtype back; NaN and infinity
+    are null.
+    """
+    with path.open("w", encoding="ascii", newline="\n") as stream:
+        stream.write(_compact(result.metadata())[:-1])
+        for name, array in result.arrays().items():
+            stream.write(f',"{name}":')
+            _write_array(array, stream)
+        stream.write("}\n")
 
 
 def load(path: Path) -> AttentionResult:
     """Read a saved run by its suffix: `.npz`, `.safetensors` or `.json`. No pickle is loaded.
 
-    Raises `InputError` for a file that is not a saved run, or of a newer version.
+    Raises `InputError` for a file that is not a saved run, or of a newer version. null in a JSON
+    file comes back as NaN.
     """
     shown = printable(path)
     readers = {".npz": _load_npz, ".safetensors": _load_safetensors, ".json": _load_json}
     reader = readers.get(path.suffix.lower())
     if reader is None:
         raise InputError(
-            f"{shown}: unknown suffix {path.suffix!r}; a saved run is {', '.join(readers)}"
+            f"{shown} has the suffix '{printable(path.suffix)}'; a saved run has one of "
+            f"{', '.join(readers)}"
         )
     try:
         arrays, metadata = reader(path)
-        return _from_parts(arrays, metadata)
+        fields = _fields(arrays, metadata)
     except InputError as error:
-        raise InputError(f"{shown}: {error}") from None
+        raise InputError(f"{shown} {error}") from None
     except OSError as error:
-        reason = (error.strerror or str(error)).lower()
+        reason = "is a folder" if path.is_dir() else (error.strerror or str(error)).lower()
         raise InputError(f"{shown}: {printable(reason)}") from None
     except Exception as error:  # each format has errors of its own; what they mean is the same
         raise InputError(f"{shown} is not a saved run: {printable(error)}") from None
+    try:
+        return AttentionResult(**fields)
+    except InputError as error:
+        raise InputError(f"{shown}: {error}") from None
 
 
-def _load_npz(path: Path) -> tuple[dict[str, Array], Any]:
-    with np.load(path, allow_pickle=False) as archive:
-        arrays = {name: archive[name] for name in archive.files}
-    return arrays, json.loads(str(arrays.pop("metadata")))
+def _load_npz(path: Path) -> tuple[dict[str, Array], object]:
+    arrays = read_npz(path, at_most=5 + len(KEPT_AXES))
+    metadata = arrays.pop("metadata", None)
+    if metadata is None or metadata.dtype.kind != "U" or metadata.ndim:
+        raise InputError("is not a saved run: it has no metadata")
+    return arrays, json.loads(str(metadata))
 
 
-def _load_safetensors(path: Path) -> tuple[dict[str, Array], Any]:
+def _load_safetensors(path: Path) -> tuple[dict[str, Array], object]:
     from safetensors import safe_open
 
+    require_memory(path.stat().st_size, "a file of that size", "keep fewer tensors")
     with safe_open(path, framework="numpy") as archive:
-        metadata = json.loads((archive.metadata() or {})["attnviz"])
-        return {name: archive.get_tensor(name) for name in archive.keys()}, metadata  # noqa: SIM118
+        metadata = (archive.metadata() or {}).get("attnviz")
+        if metadata is None:
+            raise InputError("is not a saved run: it has no metadata")
+        names = list(archive.keys())
+        return {name: archive.get_tensor(name) for name in names}, json.loads(metadata)
 
 
-def _load_json(path: Path) -> tuple[dict[str, Array], Any]:
+def _load_json(path: Path) -> tuple[dict[str, Array], object]:
+    # a number of two or three digits becomes a Python object of 32 bytes
+    require_memory(12 * path.stat().st_size, "JSON of that size", "save the run as .npz")
     document = json.loads(path.read_text(encoding="utf-8"))
-    names = ("attention", "allowed", "lengths", "key_lengths", *KEEPABLE)
-    dtype = np.dtype(document["config"].get("dtype", "float32").replace("bfloat16", "float32"))
-    kinds = {
-        "allowed": np.dtype(bool),
-        "lengths": np.dtype("int64"),
-        "key_lengths": np.dtype("int64"),
-    }
-    arrays = {
-        n: np.array(document.pop(n), dtype=kinds.get(n, dtype)) for n in names if n in document
-    }
+    if not isinstance(document, dict):
+        return {}, document
+    config = document.get("config")
+    dtype = config.get("dtype") if isinstance(config, dict) else None
+    number = np.dtype({"float64": "f8", "float16": "f2"}.get(str(dtype), "f4"))
+    arrays = {}
+    for name in ("attention", "allowed", "lengths", "key_lengths", *KEPT_AXES):
+        if name in document:
+            exact = name in ("allowed", "lengths", "key_lengths")  # of bool and int, as they stand
+            arrays[name] = np.array(document.pop(name), dtype=None if exact else number)
     return arrays, document
 
 
-def _from_parts(arrays: dict[str, Array], metadata: Any) -> AttentionResult:
+def _fields(arrays: dict[str, Array], metadata: object) -> dict[str, Any]:
+    """The fields of a result, each of the type that it must have."""
     if not isinstance(metadata, dict) or metadata.get("format") != FORMAT:
-        raise InputError(f"it is no saved run: its metadata has no format {FORMAT!r}")
+        raise InputError(f"is not a saved run: its metadata has no format '{FORMAT}'")
     if metadata.get("version") != VERSION:
         raise InputError(
-            f"it has version {printable(metadata.get('version'))}; "
-            f"this attnviz reads version {VERSION}"
+            f"has version {printable(metadata.get('version'))}; this attnviz reads {VERSION}"
         )
-    tokens = {
-        name: tuple(tuple(str(token) for token in row) for row in metadata[name])
-        for name in ("query_tokens", "key_tokens")
+    kinds = {"pad_side": str, "masks": list, "config": dict, "source": str, "trained": bool}
+    fields: dict[str, Any] = {}
+    for name, kind in {**kinds, "query_tokens": list, "key_tokens": list}.items():
+        fields[name] = metadata.get(name)
+        if not isinstance(fields[name], kind):
+            raise InputError(f"is not a saved run: its metadata has no proper {name}")
+    fields["masks"] = _strings(fields["masks"], "masks")
+    for name in ("query_tokens", "key_tokens"):
+        fields[name] = tuple(_strings(row, name) for row in fields[name])
+    for name in ("attention", "allowed", "lengths", "key_lengths"):
+        if name not in arrays:
+            raise InputError(f"is not a saved run: it has no array {name}")
+    arrays = {
+        name: array.astype(array.dtype.newbyteorder("="), copy=False)
+        for name, array in arrays.items()
     }
-    return AttentionResult(
-        attention=arrays.pop("attention"),
-        allowed=arrays.pop("allowed"),
-        lengths=arrays.pop("lengths"),
-        key_lengths=arrays.pop("key_lengths"),
-        pad_side=metadata["pad_side"],
-        masks=tuple(metadata["masks"]),
-        config=metadata["config"],
-        source=metadata["source"],
-        trained=metadata["trained"],
-        kept=arrays,
-        **tokens,
-    )
+    for name in ("attention", "allowed", "lengths", "key_lengths"):
+        fields[name] = arrays.pop(name)
+    unknown = next((name for name in arrays if name not in KEPT_AXES), None)
+    if unknown is not None:
+        raise InputError(f"has an array '{printable(unknown)}' that no saved run has")
+    return {**fields, "kept": arrays}
+
+
+def _strings(values: object, name: str) -> tuple[str, ...]:
+    if not isinstance(values, list) or not all(isinstance(value, str) for value in values):
+        raise InputError(f"is not a saved run: its {name} are not lists of strings")
+    if any("\ud800" <= c <= "\udfff" for value in values for c in value):
+        raise InputError(f"is not a saved run: its {name} hold lone surrogates")
+    return tuple(values)
 
 
 def _compact(value: object) -> str:
-    """One line of ASCII; NaN and infinity are null."""
+    """One line of ASCII."""
     return json.dumps(value, separators=(",", ":"), allow_nan=False)
 
 
-def _plain(array: Array) -> Any:
-    """Nested lists. float32 and float16 get their own shortest digits; NaN, infinity: None."""
-    if array.dtype.kind != "f":
-        return array.tolist()
+def _write_array(array: Array, stream: TextIO) -> None:
+    """Nested lists; a row is one piece of text."""
     if array.ndim > 1:
-        return [_plain(row) for row in array]
-    if array.dtype == np.float64:
-        return [x if np.isfinite(x) else None for x in array.tolist()]
-    return [float(str(x)) if np.isfinite(x) else None for x in array]
+        stream.write("[")
+        for i, part in enumerate(array):
+            stream.write("," if i else "")
+            _write_array(part, stream)
+        stream.write("]")
+    elif array.dtype.kind == "f":
+        finite = np.isfinite(array).all()
+        cells = [str(x) if finite or np.isfinite(x) else "null" for x in array]
+        stream.write(f"[{','.join(cells)}]")
+    else:
+        stream.write(_compact(array.tolist()))
