@@ -89,12 +89,13 @@ def parse_init(text: str) -> tuple[list[Any], dict[str, Any]]:
     """Arguments as in a call: literals only. Raises `InputError` for anything else."""
     try:
         call = ast.parse(f"f({text})", mode="eval").body
-        assert isinstance(call, ast.Call)
+        if not isinstance(call, ast.Call) or not isinstance(call.func, ast.Name):
+            raise ValueError("more than a call")
         if any(word.arg is None for word in call.keywords):
             raise ValueError("** is not a value")
         positional = [ast.literal_eval(argument) for argument in call.args]
         named = {str(word.arg): ast.literal_eval(word.value) for word in call.keywords}
-    except (SyntaxError, ValueError, AssertionError, RecursionError, MemoryError, TypeError):
+    except (SyntaxError, ValueError, RecursionError, MemoryError, TypeError):
         raise InputError(
             f"--init {printable(text)!r} cannot be read; arguments as in a call are expected, "
             'as in "d_model=512, n_heads=8"'
@@ -407,7 +408,7 @@ class _Watcher(TorchFunctionMode):
     troubles: list[tuple[Trouble, str, int, list[Tensor], list[Info], Tensor]] = field(
         default_factory=list
     )
-    failed: tuple[str, int, list[Any], dict[str, Any]] | None = None
+    failed: tuple[Exception, str, int, list[Any], dict[str, Any]] | None = None
     lost: set[str] = field(default_factory=set)
 
     def __post_init__(self) -> None:
@@ -428,9 +429,8 @@ class _Watcher(TorchFunctionMode):
         infos = [self.ledger.of(operand) for operand in operands]
         try:
             result = func(*args, **kwargs)
-        except Exception:
-            if self.failed is None:
-                self.failed = (name, self._line(), list(args), kwargs)
+        except Exception as error:
+            self.failed = (error, name, self._line(), list(args), kwargs)
             raise
         results = tensors_in((result,))
         if not results or name in ("grad", "_grad_fn", "__set__"):
@@ -557,7 +557,8 @@ def _axis_name(tensor: Tensor, info: Info, axis: int, sizes: Mapping[str, int]) 
     if along == {"T"}:
         return next((s for s, size in times.items() if size == n), str(n))
     if "F" in along and len(along) == 1:
-        return _feature_name(n, features) or _unnamed_feature(tensor, info, axis)
+        named = _feature_name(n, features)
+        return named or (str(n) if "H" in sizes else _unnamed_feature(tensor, info, axis))
     if len(along) > 1:
         parts = []
         for symbol in (*("B" for _ in along & {"B"}), *(times if "T" in along else ())):
@@ -602,8 +603,12 @@ def _unnamed_feature(tensor: Tensor, info: Info, axis: int) -> str:
         part = parts[axis]
         if family(key) != "F" or part is None:
             continue
+        steps = [int(each[1] - each[0]) for each in parts if each is not None]
         if int(part[1] - part[0]) > 1:
-            return "H"
+            # q, k and v may lie in one: heads are the finest cut above their own width
+            return (
+                "H" if int(part[1] - part[0]) == min(n for n in steps if n > 1) else str(len(part))
+            )
         if sum(each is not None for each in parts) > 1:
             return "d_k"
     return str(tensor.shape[axis])
@@ -664,7 +669,12 @@ def _trace(file: Path, module_class: type[nn.Module], plan: _Plan) -> ModuleTrac
         steps.append(
             ModuleStep(
                 step.operation,
-                name_axes(by.result, by.info, sized),
+                tuple(
+                    axis if _may_be(axis, n, given) else str(n)
+                    for axis, n in zip(
+                        name_axes(by.result, by.info, sized), step.result.shape, strict=True
+                    )
+                ),
                 tuple(step.result.shape),
                 str(step.result.dtype).removeprefix("torch."),
                 step.count,
@@ -680,9 +690,27 @@ def _trace(file: Path, module_class: type[nn.Module], plan: _Plan) -> ModuleTrac
     if not steps:
         notes.append("forward called no torch function on a tensor")
     return ModuleTrace(
-        str(file), module_class.__name__, tuple(steps), findings, tuple(notes), given,
+        str(file), module_class.__name__, tuple(steps), findings, tuple(notes), _in_order(given),
         real.n_parameters,
     )  # fmt: skip
+
+
+def _may_be(axis: str, n: int, given: Mapping[str, int]) -> bool:
+    """Whether a name found at other sizes holds for the length `n` at those given."""
+    value = 1
+    for part in axis.split("·"):
+        symbol = {"Tq": "T", "Tk": "T"}.get(part, part) if part not in given else part
+        if not part.isdigit() and symbol not in given:
+            return True  # d_k as what is left of a width, or half of it
+        value *= int(part) if part.isdigit() else given[symbol]
+    return value == n
+
+
+def _in_order(sizes: Mapping[str, int]) -> dict[str, int]:
+    """Batch, heads, positions, then what is left."""
+    rank = {"B": 0, "H": 1, "Hkv": 2}
+    names = sorted(sizes, key=lambda s: rank.get(s, 3 if s[0] == "T" else 4))
+    return {name: sizes[name] for name in names}
 
 
 def _sizes_in_words(sizes: Mapping[str, int]) -> str:
@@ -814,8 +842,8 @@ def _failure(file: Path, module_class: type[nn.Module], plan: _Plan, run: _Run) 
     assert error is not None
     where = _where(error, file)
     failed = run.watcher.failed
-    if run.stage == "forward" and failed is not None and isinstance(error, RuntimeError):
-        operation, line, args, kwargs = failed
+    if failed is not None and failed[0] is error:  # and not one that the module has caught
+        _, operation, line, args, kwargs = failed
         operands = [*tensors_in(args), *tensors_in(kwargs)]
         named = [
             f"[{' '.join(name_axes(t, run.watcher.ledger.of(t), run.sizes))}] = {shown(t.shape)}"
@@ -824,7 +852,7 @@ def _failure(file: Path, module_class: type[nn.Module], plan: _Plan, run: _Run) 
         why = _why(operation, args, operands, run)
         at = f"{printable(file)}:{line}" if line else where
         met = " with ".join(named)
-        return f"{at}: {operation.strip('_')} of {met}: {why or _said(error)}"
+        return f"{at}: {operation.strip('_')} of {met or 'nothing'}: {why or _said(error)}"
     text = f"{where}: {_said(error)} in {printable(module_class.__name__)}.{run.stage}"
     sizes = plan.symbols
     if run.stage == "__init__" and "H" in sizes:
@@ -832,7 +860,7 @@ def _failure(file: Path, module_class: type[nn.Module], plan: _Plan, run: _Run) 
             if symbol in ("d_model", *WIDTHS):
                 found = diagnose(Sizes(width, sizes["H"]))
                 if found is not None:
-                    return f"{text}; {found.message}"
+                    return f"{text}; {_for_code(found.message)}"
     return text
 
 
@@ -844,7 +872,7 @@ def _why(operation: str, args: list[Any], operands: list[Tensor], run: _Run) -> 
         name, n = names[i][at], operands[i].shape[at]
         return name if name == str(n) else f"{name} {n}"
 
-    if operation in ("view", "reshape") and operands:
+    if operation in ("view", "reshape") and len(args) > 1:
         target = args[1:] if not isinstance(args[1], list | tuple) else args[1]
         return _why_view(operands[0], [n for n in target if isinstance(n, int)])
     if operation == "linear" and len(operands) > 1:
@@ -870,18 +898,24 @@ def _why(operation: str, args: list[Any], operands: list[Tensor], run: _Run) -> 
 
 
 def _why_view(source: Tensor, target: Sequence[int]) -> str:
-    known = [n for n in target if n > 0]
     have = source.numel()
-    if -1 not in target and prod(known) == have:
-        return ""  # the sizes fit; it is the strides that do not
-    made = f"{have} elements cannot be [{' '.join(map(str, target))}]"
-    if len(known) >= 2:
-        width, heads = source.shape[-1], known[-2]
-        if width % heads and heads > 1:
-            found = diagnose(Sizes(width, heads))
-            return f"{made}: {found.message}" if found else made
-        if heads * known[-1] != width:
-            return (
-                f"{made}: {heads}·{known[-1]} = {heads * known[-1]}, and the last axis is {width}"
-            )
+    if -1 not in target and prod(target) == have:
+        return (
+            "the sizes fit, but after a swap of axes the elements do not lie in that order: "
+            "reshape copies them, as contiguous() before view does"
+        )
+    made = f"{have} elements cannot be {shown(target)}"
+    if len(target) <= source.ndim or min(target[-2], source.shape[-1]) < 1:
+        return made
+    width, heads, each = source.shape[-1], target[-2], target[-1]
+    if width % heads:
+        found = diagnose(Sizes(width, heads))
+        return f"{made}: {_for_code(found.message)}" if found else made
+    if each > 0 and heads * each != width:
+        return f"{made}: {heads}·{each} = {heads * each}, and the last axis is {width}"
     return made
+
+
+def _for_code(advice: str) -> str:
+    """Advice for our flags, for a person who has code in their place."""
+    return advice.replace("--d-k", "d_k")

@@ -29,7 +29,7 @@ from torch import Tensor
 Coordinate = tuple[Tensor | None, ...]
 """For each axis, what it adds to the coordinate, int64; None where it adds nothing."""
 
-LARGEST = 2**25
+LARGEST = 2**22
 """Elements: a larger tensor's coordinates are let go rather than laid out."""
 
 SOFTMAX = "softmax"
@@ -195,9 +195,8 @@ class Ledger:
                 if again is not None:
                     found[key] = [separated(whole) for whole in again]
         troubles = []
-        if name in RESHAPES and any(
-            parts is None for key in found for parts in found[key] if family(key) in "BT"
-        ):
+        regroups = any(parts is None for key in found for parts in found[key] if key[0] in "BT")
+        if name in RESHAPES and regroups and _holds_features(infos[0]):
             troubles.append(Trouble("regroup"))
         product = any(info.product for info in infos)
         for i, result in enumerate(results):
@@ -448,6 +447,17 @@ class Ledger:
         for result in results[1:]:
             self.set(result, Info())
         return troubles
+
+
+def _holds_features(info: Info) -> bool:
+    """Whether neighbours along some axis are neighbouring features: not so in a matrix of scores.
+
+    Scores are reshaped across positions on purpose, to shift relative ones (Dai et al. 2019).
+    """
+    return any(
+        family(key) == "F" and any(part is not None and part[1] - part[0] == 1 for part in parts)
+        for key, parts in info.coordinates.items()
+    )
 
 
 def _normalised(info: Info, result: Tensor, axis: int) -> Info:

@@ -3,8 +3,8 @@
 from math import sqrt
 
 import torch
-import torch.nn.functional as F
 from torch import nn
+from torch.nn import functional as F  # noqa: N812
 
 
 class Base(nn.Module):
@@ -263,3 +263,116 @@ class TwoWidths(nn.Module):
         scores.masked_fill_(self.mask.bool()[:t, :t], -torch.inf)
         weights = self.dropout(torch.softmax(scores / keys.shape[-1] ** 0.5, dim=-1))
         return self.out_proj((weights @ values).transpose(1, 2).contiguous().view(b, t, -1))
+
+
+class Windows(Base):
+    """Positions cut into blocks that attend within themselves."""
+
+    def forward(self, x):
+        b, t, c = x.shape
+        x = x.view(b, t // 4, 4, c).reshape(-1, 4, c)
+        q, k, v = (
+            w(x).view(-1, 4, self.n_heads, self.d_k).transpose(1, 2)
+            for w in (self.w_q, self.w_k, self.w_v)
+        )
+        y = (q @ k.mT).softmax(-1) @ v
+        return self.w_o(y.transpose(1, 2).reshape(b, t, c))
+
+
+class RelativeShift(Base):
+    """Scores of relative positions, shifted by a reshape on purpose."""
+
+    def __init__(self, d_model=512, n_heads=8):
+        super().__init__(d_model, n_heads)
+        self.w_r = nn.Linear(d_model, d_model)
+
+    def forward(self, x):
+        b, t, c = x.shape
+        q, k, v = (
+            w(x).view(b, t, self.n_heads, self.d_k).transpose(1, 2)
+            for w in (self.w_q, self.w_k, self.w_v)
+        )
+        place = torch.arange(t - 1.0, -1, -1)[:, None].expand(t, c)
+        r = self.w_r(place).view(t, self.n_heads, self.d_k).transpose(0, 1)
+        relative = F.pad(q @ r.mT, (1, 0)).view(b, self.n_heads, t + 1, t)[:, :, 1:]
+        scores = q @ k.mT + relative.view(b, self.n_heads, t, t)
+        return self.w_o((scores.softmax(-1) @ v).transpose(1, 2).flatten(2))
+
+
+class LinearAttention(Base):
+    """Two softmaxes, one of features and one along positions, and no matrix of scores."""
+
+    def forward(self, x):
+        q, k, v = (
+            w(x).unflatten(-1, (self.n_heads, self.d_k)).transpose(1, 2)
+            for w in (self.w_q, self.w_k, self.w_v)
+        )
+        y = q.softmax(-1) @ (k.softmax(-2).mT @ v)
+        return self.w_o(y.transpose(1, 2).flatten(2))
+
+
+class TalkingHeads(Base):
+    """Heads mixed before and after the softmax, and a bias for each head's distances."""
+
+    def __init__(self, d_model=512, n_heads=8):
+        super().__init__(d_model, n_heads)
+        self.before = nn.Linear(n_heads, n_heads, bias=False)
+        self.after = nn.Parameter(torch.eye(n_heads))
+
+    def forward(self, x):
+        b, t, _ = x.shape
+        q, k, v = (
+            w(x).view(b, t, self.n_heads, self.d_k).permute(0, 2, 1, 3)
+            for w in (self.w_q, self.w_k, self.w_v)
+        )
+        slopes = 2.0 ** -torch.arange(1, self.n_heads + 1.0)
+        far = (torch.arange(t)[None, :] - torch.arange(t)[:, None]).abs()
+        scores = torch.einsum("bhqd,bhkd->bhqk", q, k) - slopes[:, None, None] * far
+        scores = self.before(scores.permute(0, 2, 3, 1)).permute(0, 3, 1, 2)
+        weights = torch.einsum("bhqk,hg->bgqk", scores.softmax(dim=-1), self.after)
+        return self.w_o((weights @ v).transpose(1, 2).reshape(b, t, -1))
+
+
+class OneKeyHead(nn.Module):
+    """One key/value head for all, learned keys beside the text's, complex rotation."""
+
+    def __init__(self, dim, n_heads, head_dim, n_memory=4):
+        super().__init__()
+        self.n_heads, self.head_dim = n_heads, head_dim
+        self.q = nn.Linear(dim, n_heads * head_dim)
+        self.kv = nn.Linear(dim, 2 * head_dim)
+        self.memory = nn.Parameter(torch.zeros(1, 1, n_memory, head_dim))
+        self.o = nn.Linear(n_heads * head_dim, dim)
+
+    def rotate(self, x):
+        turned = torch.view_as_complex(x.float().reshape(*x.shape[:-1], -1, 2))
+        angle = torch.arange(x.shape[2])[:, None] * torch.arange(x.shape[-1] // 2)
+        return torch.view_as_real(
+            turned * torch.polar(torch.ones(angle.shape), angle * 0.1)
+        ).flatten(3)
+
+    def forward(self, x):
+        b, t, _ = x.shape
+        q = self.rotate(self.q(x).view(b, t, self.n_heads, self.head_dim).transpose(1, 2))
+        k, v = self.kv(x).unsqueeze(1).split(self.head_dim, dim=-1)
+        k = torch.cat([self.memory.expand(b, -1, -1, -1), self.rotate(k)], dim=2)
+        v = torch.cat([self.memory.expand(b, -1, -1, -1), v], dim=2)
+        weights = ((q @ k.mT) / self.head_dim**0.5).softmax(-1)
+        return self.o((weights @ v).transpose(1, 2).contiguous().view(b, t, -1))
+
+
+class Gated(Base):
+    """A softmax over experts for each token, which is no matter of attention."""
+
+    def __init__(self, d_model=512, n_heads=8, n_experts=4):
+        super().__init__(d_model, n_heads)
+        self.gate = nn.Linear(d_model, n_experts)
+
+    def forward(self, x):
+        q, k, v = (
+            w(x).view(*x.shape[:2], self.n_heads, self.d_k).transpose(1, 2)
+            for w in (self.w_q, self.w_k, self.w_v)
+        )
+        y = F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).flatten(2)
+        gates = self.gate(x).softmax(-1)
+        return torch.einsum("bte,btd->btd", gates, self.w_o(y))

@@ -1,8 +1,8 @@
 """Attention as people write it, wrong without an error: each of these must be named."""
 
 import torch
-import torch.nn.functional as F
 from torch import nn
+from torch.nn import functional as F  # noqa: N812
 
 
 class Base(nn.Module):
