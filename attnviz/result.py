@@ -302,7 +302,12 @@ def _load_json(path: Path) -> tuple[dict[str, Array], object]:
     for name in ("attention", "allowed", "lengths", "key_lengths", *KEPT_AXES):
         if name in document:
             exact = name in ("allowed", "lengths", "key_lengths")  # of bool and int, as they stand
-            arrays[name] = np.array(document.pop(name), dtype=None if exact else number)
+            try:
+                arrays[name] = np.array(document.pop(name), dtype=None if exact else number)
+            except (ValueError, TypeError):
+                raise InputError(
+                    f"is not a saved run: its array {name} is no even list of numbers"
+                ) from None
     return arrays, document
 
 

@@ -1,0 +1,351 @@
+"""A saved run comes back as it was, in every form; what is no saved run gives one line."""
+
+from __future__ import annotations
+
+import json
+import pickle
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from safetensors.numpy import load_file, save_file
+
+from attnviz import __version__, masks
+from attnviz.batch import make_batch
+from attnviz.config import AttentionConfig
+from attnviz.errors import InputError
+from attnviz.result import (
+    KEEPABLE,
+    AttentionResult,
+    load,
+    save_json,
+    save_npz,
+    save_safetensors,
+)
+from attnviz.sources.from_config import from_config
+
+SAVERS: dict[str, Callable[[AttentionResult, Path], None]] = {
+    ".npz": save_npz,
+    ".safetensors": save_safetensors,
+    ".json": save_json,
+}
+SUFFIXES = pytest.mark.parametrize("suffix", SAVERS)
+
+HOSTILE = ("$\\frac", "</script>", "\x1b[31m", "\u202e", "猫", "👩\u200d👧", "a\nb", '"', "\0")
+
+
+def run(dtype: str = "float32", cross: bool = False, keep: tuple[str, ...] = ()) -> AttentionResult:
+    """Two sequences, padded on the left, with hostile tokens."""
+    queries, keys = [HOSTILE[:5], HOSTILE[2:4]], [HOSTILE, ("x",)]
+    known = ("[PAD]", "[SEP]", "x", *HOSTILE)
+    a = make_batch(queries, known, pad_side="left")
+    b = make_batch(keys, known, pad_side="left") if cross else a
+    config = AttentionConfig(17, 3, 11, 13, dtype=dtype)
+    rules = [masks.padding(b), masks.causal(a, b)]
+    return from_config(config, a, b if cross else None, rules, keep).result
+
+
+def uniform(**changes: Any) -> AttentionResult:
+    """A small result by hand, `[L=1 B=2 H=3 Tq=2 Tk=4]`."""
+    fields: dict[str, Any] = {
+        "attention": np.full((1, 2, 3, 2, 4), 0.25, dtype=np.float32),
+        "allowed": np.ones((1, 2, 1, 2, 4), dtype=bool),
+        "query_tokens": (("a", "b"),) * 2,
+        "key_tokens": (("w", "x", "y", "z"),) * 2,
+        "lengths": np.array([2, 1]),
+        "key_lengths": np.array([4, 3]),
+    }
+    return AttentionResult(**{**fields, **changes})
+
+
+def assert_same(back: AttentionResult, result: AttentionResult) -> None:
+    assert back.metadata() == result.metadata()
+    assert back.arrays().keys() == result.arrays().keys()
+    for name, array in result.arrays().items():
+        got = back.arrays()[name]
+        assert got.dtype == array.dtype, name
+        np.testing.assert_array_equal(got, array, err_msg=name)
+
+
+@SUFFIXES
+@pytest.mark.parametrize("cross", [False, True])
+@pytest.mark.parametrize("dtype", ["float32", "float64", "float16", "bfloat16"])
+def test_round_trip(tmp_path: Path, suffix: str, cross: bool, dtype: str) -> None:
+    result = run(dtype, cross, KEEPABLE)
+    assert sorted(result.kept) == sorted(KEEPABLE)
+    SAVERS[suffix](result, tmp_path / f"run{suffix}")
+    assert_same(load(tmp_path / f"run{suffix}"), result)
+
+
+@SUFFIXES
+def test_the_same_run_gives_the_same_bytes(tmp_path: Path, suffix: str) -> None:
+    first, second = tmp_path / f"a{suffix}", tmp_path / f"b{suffix}"
+    SAVERS[suffix](run(keep=KEEPABLE), first)
+    SAVERS[suffix](run(keep=KEEPABLE), second)
+    assert first.read_bytes() == second.read_bytes()
+
+
+def test_the_documented_layout(tmp_path: Path) -> None:
+    result = run(keep=KEEPABLE, cross=True)
+    save_npz(result, tmp_path / "run.npz")
+    save_safetensors(result, tmp_path / "run.safetensors")
+    save_json(result, tmp_path / "run.json")
+    shapes = {
+        "attention": (1, 2, 3, 5, 9),
+        "allowed": (1, 2, 1, 5, 9),
+        "lengths": (2,),
+        "key_lengths": (2,),
+        "q": (1, 2, 3, 5, 11),
+        "k": (1, 2, 3, 9, 11),
+        "v": (1, 2, 3, 9, 13),
+        "scores": (1, 2, 3, 5, 9),
+        "context": (1, 2, 3, 5, 13),
+        "output": (1, 2, 5, 17),
+    }
+    with np.load(tmp_path / "run.npz", allow_pickle=False) as archive:
+        assert {name: archive[name].shape for name in archive.files if name != "metadata"} == shapes
+        metadata = json.loads(str(archive["metadata"]))
+    assert metadata == {
+        "format": "attnviz.run",
+        "version": 1,
+        "attnviz": __version__,
+        "source": "a layer from flags, untrained, seed 0",
+        "trained": False,
+        "config": AttentionConfig(17, 3, 11, 13).as_dict(),
+        "masks": ["padding", "causal"],
+        "pad_side": "left",
+        "query_tokens": [list(HOSTILE[:5]), ["[PAD]"] * 3 + list(HOSTILE[2:4])],
+        "key_tokens": [list(HOSTILE), ["[PAD]"] * 8 + ["x"]],
+    }
+    assert {k: v.shape for k, v in load_file(tmp_path / "run.safetensors").items()} == shapes
+    text = (tmp_path / "run.json").read_text(encoding="ascii")
+    assert text.count("\n") == 1
+    document = json.loads(text)
+    assert {name: np.array(document[name]).shape for name in shapes} == shapes
+    assert {name: document[name] for name in metadata} == metadata
+    assert document["allowed"][0][0][0][0] == [True] + [False] * 8
+
+
+@given(st.lists(st.floats(width=32), min_size=4, max_size=4), st.sampled_from([16, 32, 64]))
+def test_json_gives_every_finite_float_back(
+    tmp_path_factory: pytest.TempPathFactory, numbers: list[float], width: int
+) -> None:
+    path = tmp_path_factory.getbasetemp() / "floats.json"
+    with np.errstate(over="ignore"):
+        row = np.array(numbers).astype(f"float{width}")
+    attention = np.broadcast_to(row, (1, 2, 3, 2, 4)).copy()
+    save_json(uniform(attention=attention, config={"dtype": f"float{width}"}), path)
+    expected = np.where(np.isfinite(attention), attention, np.nan)
+    np.testing.assert_array_equal(load(path).attention, expected)
+    json.loads(path.read_text(), parse_constant=pytest.fail)  # no NaN, no Infinity
+
+
+@SUFFIXES
+def test_a_nan_comes_back(tmp_path: Path, suffix: str) -> None:
+    attention = uniform().attention.copy()
+    attention[0, 1, 2, 0, 3] = np.nan
+    path = tmp_path / f"run{suffix}"
+    SAVERS[suffix](uniform(attention=attention), path)
+    np.testing.assert_array_equal(load(path).attention, attention)
+    if suffix == ".json":
+        assert path.read_text().count("null") == 1
+
+
+def test_positions_and_what_is_valid() -> None:
+    right, left = uniform(), uniform(pad_side="left")
+    assert right.query_positions.tolist() == [[0, 1], [0, 1]]
+    assert left.query_positions.tolist() == [[0, 1], [-1, 0]]
+    assert right.query_valid.tolist() == [[True, True], [True, False]]
+    assert left.query_valid.tolist() == [[True, True], [False, True]]
+    assert left.key_valid.tolist() == [[True] * 4, [False, True, True, True]]
+    assert right.key_positions.tolist() == [[0, 1, 2, 3]] * 2
+    assert (right.n_layers, right.batch_size, right.n_heads) == (1, 2, 3)
+    assert right.is_cross
+    assert not run().is_cross
+
+
+ALL = "[L=1 B=2 H=3 Tq=2 Tk=4]"
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        (
+            {"attention": np.ones((3, 2, 4))},
+            "attention has shape [3, 2, 4]; [L B H Tq Tk] is expected, none of them 0",
+        ),
+        (
+            {"attention": np.ones((1, 2, 0, 2, 4))},
+            "attention has shape [1, 2, 0, 2, 4]; [L B H Tq Tk] is expected, none of them 0",
+        ),
+        (
+            {"attention": np.ones((1, 2, 3, 2, 4), dtype=int)},
+            "attention is int64; known are float16, float32, float64",
+        ),
+        ({"pad_side": "\x1b"}, "pad_side is '\\x1b'; right or left is expected"),
+        (
+            {"allowed": np.ones((1, 2, 2, 2, 4), dtype=bool)},
+            f"allowed does not fit attention {ALL}",
+        ),
+        ({"allowed": np.ones((1, 2, 1, 2, 4))}, f"allowed does not fit attention {ALL}"),
+        ({"query_tokens": (("a", "b"),)}, f"query_tokens does not fit attention {ALL}"),
+        ({"key_tokens": (("a",),) * 2}, f"key_tokens does not fit attention {ALL}"),
+        ({"lengths": np.array([2, 3])}, f"lengths does not fit attention {ALL}"),
+        ({"lengths": np.array([2.0, 1.0])}, f"lengths does not fit attention {ALL}"),
+        ({"key_lengths": np.array([-1, 0])}, f"key_lengths does not fit attention {ALL}"),
+        ({"key_lengths": np.array([[4, 4]])}, f"key_lengths does not fit attention {ALL}"),
+        ({"kept": {"q": np.ones((1, 2, 3, 4, 5))}}, f"q does not fit attention {ALL}"),
+        ({"kept": {"scores": np.ones((1, 2, 3, 2))}}, f"scores does not fit attention {ALL}"),
+        ({"kept": {"ids": np.ones((2, 2))}}, f"ids does not fit attention {ALL}"),
+    ],
+)
+def test_parts_that_do_not_fit(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(InputError) as caught:
+        uniform(**changes)
+    assert str(caught.value) == message
+
+
+# ── files that are no saved run ──────────────────────────────────────────────────────────────
+
+
+def fails(path: Path) -> str:
+    with pytest.raises(InputError) as caught:
+        load(path)
+    message = str(caught.value)
+    assert message.isprintable()
+    assert message.startswith(str(path))
+    return message.removeprefix(str(path))
+
+
+def test_paths_that_are_no_file(tmp_path: Path) -> None:
+    assert fails(tmp_path / "run.pt") == (
+        " has the suffix '.pt'; a saved run has one of .npz, .safetensors, .json"
+    )
+    for suffix in SAVERS:
+        assert fails(tmp_path / f"none{suffix}").startswith(": no such file or directory")
+        (tmp_path / f"folder{suffix}").mkdir()
+        assert fails(tmp_path / f"folder{suffix}") == ": is a folder"
+
+
+@SUFFIXES
+def test_every_truncation_and_other_noise_is_one_line(tmp_path: Path, suffix: str) -> None:
+    whole = tmp_path / f"whole{suffix}"
+    SAVERS[suffix](uniform(), whole)
+    data = whole.read_bytes()
+    part = tmp_path / f"part{suffix}"
+    for end in (0, 1, 7, len(data) // 3, len(data) // 2, len(data) - 2):
+        part.write_bytes(data[:end])
+        fails(part)
+    for noise in (b"\0" * 200, b"\xff" * 200, pickle.dumps({"attention": [1]}), b"[" * 10**5):
+        part.write_bytes(noise)
+        fails(part)
+
+
+def as_json(tmp_path: Path, **changes: Any) -> Path:
+    """A saved run with some entries of its JSON replaced; ... removes one."""
+    path = tmp_path / "run.json"
+    save_json(uniform(), path)
+    document = {**json.loads(path.read_text()), **changes}
+    path.write_text(json.dumps({k: v for k, v in document.items() if v is not ...}))
+    return path
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"format": "x"}, " is not a saved run: its metadata has no format 'attnviz.run'"),
+        ({"format": ...}, " is not a saved run: its metadata has no format 'attnviz.run'"),
+        ({"version": 2}, " has version 2; this attnviz reads 1"),
+        ({"version": "\x1b"}, " has version \\x1b; this attnviz reads 1"),
+        ({"masks": ...}, " is not a saved run: its metadata has no proper masks"),
+        ({"config": []}, " is not a saved run: its metadata has no proper config"),
+        ({"trained": 1}, " is not a saved run: its metadata has no proper trained"),
+        ({"masks": [1]}, " is not a saved run: its masks are not lists of strings"),
+        (
+            {"query_tokens": ["ab"]},
+            " is not a saved run: its query_tokens are not lists of strings",
+        ),
+        (
+            {"key_tokens": [["\ud800", "b", "c", "d"]] * 2},
+            " is not a saved run: its key_tokens hold lone surrogates",
+        ),
+        ({"attention": ...}, " is not a saved run: it has no array attention"),
+        ({"key_lengths": ...}, " is not a saved run: it has no array key_lengths"),
+        ({"pad_side": "top"}, ": pad_side is 'top'; right or left is expected"),
+        ({"lengths": [2, 10**30]}, f": lengths does not fit attention {ALL}"),
+        ({"allowed": [[[["false"]]]]}, f": allowed does not fit attention {ALL}"),
+        ({"q": [1]}, f": q does not fit attention {ALL}"),
+        (
+            {"attention": [[1], [2, 3]]},
+            " is not a saved run: its array attention is no even list of numbers",
+        ),
+        ({"k": {"a": 1}}, " is not a saved run: its array k is no even list of numbers"),
+        (
+            {"lengths": [[1], 2]},
+            " is not a saved run: its array lengths is no even list of numbers",
+        ),
+    ],
+)
+def test_json_that_is_no_saved_run(tmp_path: Path, changes: dict[str, Any], message: str) -> None:
+    assert fails(as_json(tmp_path, **changes)) == message
+
+
+def test_json_of_another_kind(tmp_path: Path) -> None:
+    path = tmp_path / "run.json"
+    path.write_text("[1, 2]")
+    assert fails(path) == " is not a saved run: its metadata has no format 'attnviz.run'"
+    # a dtype is a name to look up, never one to build
+    assert load(as_json(tmp_path, config={"dtype": "O"})).attention.dtype == np.float32
+
+
+def test_npz_that_is_no_saved_run(tmp_path: Path) -> None:
+    path = tmp_path / "run.npz"
+    arrays = {**uniform().arrays(), "metadata": np.array(json.dumps(uniform().metadata()))}
+
+    def save(**changes: Any) -> str:
+        everything = {k: v for k, v in {**arrays, **changes}.items() if v is not None}
+        np.savez(path, **everything)
+        return fails(path)
+
+    assert save(metadata=None) == " is not a saved run: it has no metadata"
+    assert save(metadata=np.array(3)) == " is not a saved run: it has no metadata"
+    assert save(metadata=np.array("{")).startswith(" is not a saved run: Expecting property name")
+    assert save(extra=np.ones(2)) == " has an array 'extra' that no saved run has"
+    assert save(attention=np.array([None])) == (
+        " holds pickled Python objects, which are never loaded; save numbers"
+    )
+    assert save(lengths=np.array(["a", "b"])) == f": lengths does not fit attention {ALL}"
+    big_endian = {
+        name: array.astype(array.dtype.newbyteorder(">")) for name, array in arrays.items()
+    }
+    np.savez(path, **big_endian)
+    assert_same(load(path), uniform())
+
+
+def test_safetensors_that_are_no_saved_run(tmp_path: Path) -> None:
+    path = tmp_path / "run.safetensors"
+    save_file(uniform().arrays(), path)
+    assert fails(path) == " is not a saved run: it has no metadata"
+    save_file(uniform().arrays(), path, metadata={"attnviz": "[]"})
+    assert fails(path) == " is not a saved run: its metadata has no format 'attnviz.run'"
+
+
+@SUFFIXES
+def test_a_file_that_does_not_fit_in_memory_is_refused(
+    tmp_path: Path, suffix: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / f"run{suffix}"
+    SAVERS[suffix](uniform(), path)
+    monkeypatch.setattr("attnviz.machine.free_memory", lambda: 10)
+    assert " of memory and 10 B are free; " in fails(path)
+
+
+def test_a_copy_under_another_name_still_loads(tmp_path: Path) -> None:
+    save_npz(uniform(), tmp_path / "run.npz")
+    shutil.copy(tmp_path / "run.npz", tmp_path / "日本 $x.NPZ")
+    assert_same(load(tmp_path / "日本 $x.NPZ"), uniform())
