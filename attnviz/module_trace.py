@@ -30,8 +30,8 @@ class Finding:
 
     `kind` is "regroup" (a reshape puts elements of different axes together), "softmax" (it runs
     over samples or heads), "coincidence" (two axes meet only because their sizes are equal),
-    "fold" (batch and heads are folded in different orders), or "normalised" (the softmax ran over
-    one axis, the weighted sum over another).
+    "fold" (batch and heads are folded in different orders), "normalised" (the softmax ran over one
+    axis, the weighted sum over another), or "untrained" (a layer is made inside `forward`).
     """
 
     kind: str

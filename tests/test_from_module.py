@@ -168,6 +168,7 @@ WRONG_ONES = {
     "SdpaMaskMeetsHeads": ("coincidence", B8, "B of [B Tq Tk] meets H of [B H Tq Tk]"),
     "MaskRepeated": ("fold", [X, "bool 2,6,6"], "samples of [B·H Tq Tk] are in another order"),
     "TorchMaskRepeated": ("fold", [X, "bool 2,6,6"], "of [B·H Tq Tk] are in another order"),
+    "LayerInForward": ("untrained", [X], "Linear is made anew in each forward"),
     "HardCodedMaskMeetsHeads": (
         "coincidence",
         ["8,6,64", "bool 8,6,6"],
@@ -460,6 +461,15 @@ def test_ops_outside_the_rules_do_not_stop_a_module(tmp_path: Path) -> None:
     assert trace.findings == ()
     assert len(axes(trace, "einsum")) == 3
     assert axes(trace, "stack") == ["B 2 T d_model"]
+
+
+def test_torch_s_own_class_has_no_line_of_the_file(tmp_path: Path) -> None:
+    path = tmp_path / "own.py"
+    path.write_text("from torch.nn import MultiheadAttention\n", encoding="utf-8")
+    (finding,) = trace_module(path, "MultiheadAttention", "16, 4", ["2,3,16"] * 3).findings
+    assert (finding.kind, finding.source) == ("softmax", "own.py")
+    mask = ["2,3,16", "2,5,16", "2,5,16", "key_padding_mask: bool 2,5"]
+    assert trace_module(path, "MultiheadAttention", "16, 4, batch_first=True", mask).findings == ()
 
 
 def test_a_module_that_calls_nothing(tmp_path: Path) -> None:

@@ -410,6 +410,7 @@ class _Watcher(TorchFunctionMode):
     )
     failed: tuple[Exception, str, int, list[Any], dict[str, Any]] | None = None
     lost: set[str] = field(default_factory=set)
+    built: dict[int, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         super().__init__()
@@ -436,6 +437,10 @@ class _Watcher(TorchFunctionMode):
         if not results or name in ("grad", "_grad_fn", "__set__"):
             return result
         line = self._line()
+        built = self._being_built()
+        if built:
+            self.built.setdefault(line, built)
+            return result
         try:
             troubles = self.ledger.follow(name, args, kwargs, results, func)
         except Exception:  # an op used as the rules do not know must not stop the module
@@ -452,6 +457,16 @@ class _Watcher(TorchFunctionMode):
             )
         )  # fmt: skip
         return result
+
+    def _being_built(self) -> str:
+        """The class of the module whose `__init__` runs inside `forward`; or nothing."""
+        frame: types.FrameType | None = sys._getframe(2)
+        while frame is not None and frame.f_code.co_filename != self.path:
+            maker = frame.f_locals.get("self")
+            if frame.f_code.co_name == "__init__" and isinstance(maker, nn.Module):
+                return type(maker).__name__
+            frame = frame.f_back
+        return ""
 
     def _line(self) -> int:
         """The line of the person's file that is running; 0 when none is."""
@@ -679,7 +694,7 @@ def _trace(file: Path, module_class: type[nn.Module], plan: _Plan) -> ModuleTrac
                 str(step.result.dtype).removeprefix("torch."),
                 step.count,
                 step.is_view,
-                f"{file.name}:{step.line}",
+                _place(file.name, step.line),
                 lines[step.line - 1].strip() if 0 < step.line <= len(lines) else "",
             )
         )
@@ -739,11 +754,24 @@ def _findings(run: _Run, file: str, plan: _Plan) -> tuple[Finding, ...]:
     found: dict[tuple[str, int], Finding] = {}
     for trouble, operation, line, operands, infos, result in run.watcher.troubles:
         names = [name_axes(t, info, run.sizes) for t, info in zip(operands, infos, strict=True)]
-        source = f"{file}:{line}"
+        source = _place(file, line)
         text, advice = _in_words(trouble, operation, names, operands, result, run.sizes, plan)
         kind = trouble.kind.split()[0]
         found.setdefault((kind, line), Finding(kind, source, text, advice))
+    for line, made in run.watcher.built.items():
+        found["untrained", line] = Finding(
+            "untrained",
+            _place(file, line),
+            f"{printable(made)} is made anew in each forward: its numbers are random, other ones "
+            "in every call, and neither trained nor saved",
+            "make it once, in __init__, and keep it on self",
+        )
     return tuple(found.values())
+
+
+def _place(file: str, line: int) -> str:
+    """`FILE:LINE`; the file alone where torch's own module runs and no line of the file does."""
+    return f"{file}:{line}" if line else file
 
 
 def _in_words(

@@ -191,3 +191,12 @@ class HardCodedMaskMeetsHeads(nn.Module):
         q, k, v = self.w(x).view(*x.shape[:2], 3, 8, 8).permute(2, 0, 3, 1, 4)
         scores = (q @ k.mT).masked_fill(mask, -1e9)  # wrong
         return (scores.softmax(-1) @ v).transpose(1, 2).flatten(2)
+
+
+class LayerInForward(Base):
+    """As a widely copied tutorial has it: an output layer that nothing trains."""
+
+    def forward(self, x):
+        q, k, v = self.qkv(x)
+        y = ((q @ k.mT).softmax(-1) @ v).transpose(1, 2).flatten(2)
+        return nn.Linear(y.shape[-1], x.shape[-1])(y) + x  # wrong
