@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
@@ -69,6 +70,37 @@ def test_cache_is_what_the_library_keeps(name: str) -> None:
 
 def test_every_known_kind_is_compared_with_transformers() -> None:
     assert {architecture(name).model_type for name in CASES} == set(KINDS)
+
+
+# Made once with transformers 5.24: its own attention of each family, tiny, with random weights
+# (Gemma's norms stored as 1 + w), on x (and y for T5's cross attention) under a causal mask.
+LAYERS = np.load(DATA.with_name("architecture_layers.npz"))
+
+
+@pytest.mark.parametrize(
+    "name", ["llama", "qwen2", "qwen3", "phi3", "gemma2", "gemma3_text", "gpt2", "bert", "t5"]
+)
+def test_the_layer_computes_what_transformers_computes(name: str) -> None:
+    found = from_dict(json.loads(str(LAYERS[f"{name}/config"])))
+    kind = found.kinds[-1]  # T5's cross attention: its table of biases is not followed here
+    sizes = {
+        "H": found.n_heads,
+        "Hkv": found.n_kv_heads,
+        "d_k": found.head_dim,
+        "d_v": found.head_dim,
+        "d_model": found.d_model,
+    }
+    layer = ArchitectureLayer(found, kind, sizes)
+    state = {key: torch.from_numpy(LAYERS[f"{name}/{key}"]) for key in layer.state_dict()}
+    layer.load_state_dict(state)
+    x, y = torch.from_numpy(LAYERS["x"]), torch.from_numpy(LAYERS["y"])
+    if kind.role == "self":
+        y, allowed = x, torch.ones(5, 5, dtype=torch.bool).tril()
+    else:
+        allowed = torch.ones(5, 7, dtype=torch.bool)
+    with torch.no_grad():
+        output = layer(x, y, allowed[None, None])
+    assert np.abs(output.numpy() - LAYERS[f"{name}/output"]).max() < 1e-5
 
 
 # ── steps ────────────────────────────────────────────────────────────────────────────────────
