@@ -9,8 +9,8 @@ Numbers go into the file as follows.
 - Each head's weights are whole numbers, compressed with zlib and written in base64, a line for a
   head, in the order sequence, head. 0 is exactly 0; 1 … n + 1 mean `low + (number - 1) · step`,
   with `low` and `step` a head's own and n steps a head; the largest number that fits stands for
-  what is not a number. A weight that rounds to nothing is 1, not 0. A number takes one byte; where the
-  page is small all the same, two, the lower first.
+  what is not a number. A weight that rounds to nothing is 1, not 0. A number takes one byte; where
+  the page is small all the same, two, the lower first.
 - Each different mask is one bit a cell, rows first, highest bit first, compressed in the same way.
 - Everything else is one JSON object.
 """

@@ -301,7 +301,7 @@ function currentScene() {
   };
 }
 
-byId("png").addEventListener("click", async () => scene.download(await scene.toPng(currentScene()), fileName("png")));
+byId("png").addEventListener("click", () => scene.download(scene.toPng(currentScene()), fileName("png")));
 byId("svg").addEventListener("click", () => {
   scene.download(new Blob([scene.toSvg(currentScene())], { type: "image/svg+xml" }), fileName("svg"));
 });
@@ -339,7 +339,7 @@ try {
     clearTimeout(settled);
     settled = setTimeout(() => update(new Set(["view"])), 80);
   });
-  state.toFirstToken();
+  state.start();
   state.read();
   if (location.hash.length < 2) update(new Set(["view", "head", "sequence"]));
 } catch (error) {

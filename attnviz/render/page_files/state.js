@@ -39,15 +39,17 @@ export function set(changes) {
   const changed = Object.keys(changes).filter((name) => state[name] !== changes[name]);
   if (!changed.length) return;
   Object.assign(state, changes);
-  if (changed.includes("sequence") && !("query" in changes)) toFirstToken();
+  if (changed.includes("sequence") && !("query" in changes)) start();
   for (const react of listeners) react(new Set(changed));
   clearTimeout(timer); // browsers refuse an address that changes with every movement of a mouse
   timer = setTimeout(write, 250);
 }
 
-export function toFirstToken() {
+// The token to begin with: the first one; under masks the last one, which mostly sees more.
+export function start() {
   const one = run.facts.sequences[state.sequence];
-  state.query = Math.min(one.queryReal[0], run.facts.queries - 1);
+  const masked = run.facts.masks.some((mask) => mask !== "padding");
+  state.query = Math.min(masked ? Math.max(0, one.queryReal[1] - 1) : one.queryReal[0], run.facts.queries - 1);
   state.key = Math.min(one.keyReal[0], run.facts.keys - 1);
   state.pinned = false;
 }
@@ -86,7 +88,7 @@ export function read() {
   const changes = {};
   const sequence = facts.sequences.findIndex((s) => String(s.index) === given.get("sequence"));
   if (sequence >= 0) state.sequence = sequence;
-  toFirstToken();
+  start();
   const [layer, number] = facts.heads[state.head].map((own, i) => given.get(["layer", "head"][i]) ?? String(own));
   const wanted = facts.heads.findIndex(([l, h]) => String(l) === layer && String(h) === number);
   if (wanted >= 0) changes.head = wanted;
