@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -20,7 +19,7 @@ MEASURES = {
 """The measures of a head, each a mean over its query rows, and their units."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class HeadMeasures:
     """Sums over the query rows of each head; rows that are padding or see nothing do not count.
 
@@ -50,27 +49,27 @@ class HeadMeasures:
 
 
 def measure(result: AttentionResult, sequence: int) -> HeadMeasures:
-    """Measure every head on one sequence of `result`."""
-    weights: npt.NDArray[Any] = result.attention[:, sequence].astype(np.float64)  # L H Tq Tk
+    """Measure every head on one sequence of `result`. A NaN among a head's rows is that head's."""
     at_q, at_k = result.query_positions[sequence], result.key_positions[sequence]
     counts = result.allowed[:, sequence].any(-1) & result.query_valid[sequence]  # L 1|H Tq
-    counts = np.broadcast_to(counts, weights.shape[:3])
-
-    logs = np.log2(weights, out=np.zeros_like(weights), where=weights > 0)
+    counts = np.broadcast_to(counts, (result.n_layers, result.n_heads, len(at_q)))
     same = (at_q[:, None] == at_k[None, :]) & result.key_valid[sequence]
-    apart = np.abs(at_q[:, None] - at_k[None, :])
     first = (at_k == 0) & result.key_valid[sequence]
-    rows = np.stack(
-        [
-            0.0 - (weights * logs).sum(-1),  # not -0.0
-            weights.max(-1),
-            (weights * same).sum(-1),
-            (weights * first).sum(-1),
-            (weights * apart).sum(-1),
-        ],
-        axis=-1,
-    )
-    return HeadMeasures(np.where(counts[..., None], rows, 0.0).sum(2), counts.sum(2))
+    apart = np.abs(at_q[:, None] - at_k[None, :])
+
+    sums = np.zeros((result.n_layers, result.n_heads, len(MEASURES)))
+    for layer, head in np.ndindex(result.n_layers, result.n_heads):  # one at a time: less memory
+        rows = counts[layer, head]
+        weights = result.attention[layer, sequence, head][rows].astype(np.float64)  # rows Tk
+        logs = np.log2(weights, out=np.zeros_like(weights), where=weights > 0)
+        sums[layer, head] = (
+            0.0 - np.einsum("qk,qk", weights, logs),  # not -0.0
+            weights.max(-1).sum(),
+            weights[same[rows]].sum(),
+            weights[:, first].sum(),
+            np.einsum("qk,qk", weights, apart[rows]),
+        )
+    return HeadMeasures(sums, counts.sum(2))
 
 
 def measure_all(result: AttentionResult) -> HeadMeasures:

@@ -175,21 +175,6 @@ def axis_size(axis: str, sizes: Mapping[str, int]) -> int:
     return prod(int(part) if part.isdigit() else sizes[part] for part in axis.split("·"))
 
 
-def name_size(size: int, sizes: Mapping[str, int]) -> str:
-    """The name of a length, where `sizes` are distinct primes: each length has one factoring.
-
-    A size of 1 names nothing, and no length holds it.
-    """
-    names = []
-    for name, prime in sizes.items():
-        if prime < 2:
-            continue
-        while size % prime == 0:
-            names.append(name)
-            size //= prime
-    return "·".join(names) if names and size == 1 else str(size)
-
-
 @dataclass
 class Recorder:
     """A tap that keeps the steps, and the tensors whose names are in `keep`.

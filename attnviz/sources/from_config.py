@@ -15,11 +15,11 @@ from torch import Tensor
 from attnviz.attention import Embedding, MultiHeadAttention
 from attnviz.batch import Batch
 from attnviz.config import DTYPES, AttentionConfig
-from attnviz.errors import ConfigError
+from attnviz.errors import ConfigError, InputError, printable
 from attnviz.machine import require_memory
 from attnviz.masks import Rule, build
-from attnviz.result import AttentionResult, from_batches
-from attnviz.trace import Recorder, Step
+from attnviz.result import KEEPABLE, AttentionResult, from_batches
+from attnviz.trace import EXPLANATIONS, Recorder, Step
 
 SHADOW_SIZES = {"B": 11, "H": 13, "Tq": 17, "Tk": 19, "d_k": 23, "d_v": 29, "d_model": 31, "V": 37}
 """A small prime for each axis: whatever size turns up, its factors name its axes."""
@@ -44,11 +44,18 @@ def from_config(
     """Build the layer, embed the tokens, run it, and record every step.
 
     `keys` is the other text's batch for cross attention; None means self attention. `keep` names
-    taps whose tensors go into the result. Raises `ConfigError` when the device is absent and
-    `InputError` when the run would not fit in memory; both before anything large is made.
+    taps whose tensors go into the result. Raises `ConfigError` when the device is absent or a tap
+    is unknown, and `InputError` when the batches do not go together or the run would not fit in
+    memory; all before anything large is made.
     """
     require_device(config.device)
+    for name in keep:
+        if name not in EXPLANATIONS:
+            raise ConfigError(f"--keep {printable(name)}: known are {', '.join(KEEPABLE)}")
     source = queries if keys is None else keys
+    for what in ("size", "pad_side", "vocabulary"):
+        if getattr(queries, what) != getattr(source, what):
+            raise InputError(f"the batches of queries and keys differ in {what}")
     require_run_memory(config, queries.size, queries.width, source.width, len(queries.vocabulary))
     recorder = Recorder(
         {
