@@ -6,7 +6,9 @@ import argparse
 import dataclasses
 import json
 import shlex
+import sys
 from collections.abc import Mapping, Sequence
+from contextlib import redirect_stdout
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn
@@ -25,6 +27,8 @@ if TYPE_CHECKING:
     from attnviz.trace import Step
 
 FORMATS = ("table", "json", "markdown", "mermaid")
+
+MODULE = "A module of your own"
 
 USUAL_LENGTH = 1024
 """Tokens that a model's shapes are shown for when nothing is said."""
@@ -83,6 +87,37 @@ def shapes(
             show_default=False,
         ),
     ] = None,
+    module: Annotated[
+        str | None,
+        typer.Option(
+            "--module",
+            metavar="FILE.py:CLASS",
+            help="Trace a module of your own, and warn where a reshape, softmax or mask mixes what "
+            "it should not. The file is executed.",
+            rich_help_panel=MODULE,
+            show_default=False,
+        ),
+    ] = None,
+    init: Annotated[
+        str | None,
+        typer.Option(
+            metavar="ARGUMENTS",
+            help='What its constructor is given: "d_model=512, n_heads=8".',
+            rich_help_panel=MODULE,
+            show_default=False,
+        ),
+    ] = None,
+    inputs_of_module: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--input",
+            metavar="SIZES",
+            help='What forward is given: "2,6,512", "T=6,B=2,512", "mask: bool 2,1,6,6". '
+            "Repeatable.",
+            rich_help_panel=MODULE,
+            show_default=False,
+        ),
+    ] = None,
     versus: Annotated[
         str | None,
         typer.Option(
@@ -113,12 +148,20 @@ def shapes(
 ) -> None:
     """Show every tensor on the way through the layer: its shape, cost and meaning."""
     form = "json" if as_json else choice("--format", form, FORMATS)
-    named = [flag for flag, given in (("TEXT", inputs.text), ("--file", inputs.file)) if given]
-    if named and (length is not None or model is not None):
-        flag = "--len" if length is not None else "--model"
-        raise ConfigError(f"{flag} and {named[0]} both give the queries; give one of them")
-    if model is not None and (of_layer := layer.given):
-        raise ConfigError(f"--model and {of_layer[0]} both give the layer; give one of them")
+    text = {"TEXT": inputs.text, "--file": inputs.file}
+    own_layer = dict.fromkeys(layer.given, True)
+    if module is not None:
+        others = {**text, "--len": length, "--model": model, "--vs": versus, **own_layer}
+        _only("--module", others, "what is traced")
+        _module(module, init or "", inputs_of_module or ["2,6,512"], form, source)
+        return
+    if init is not None or inputs_of_module:
+        raise ConfigError("--init and --input go with --module FILE.py:CLASS")
+    if length is not None:
+        _only("--len", text, "the queries")
+    if model is not None:
+        _only("--model", text, "the queries")
+        _only("--model", own_layer, "the layer")
     if length is None and key_length is not None:
         raise ConfigError("--key-len goes with --len; --keys gives the keys of a text")
     if versus is not None and form != "table":
@@ -130,6 +173,13 @@ def shapes(
         return
     other_layer, other_sizes = _changed(layer, sizes, versus)
     _print_both(flow, _flow(inputs, other_layer, masking, other_sizes))
+
+
+def _only(flag: str, others: Mapping[str, object], what: str) -> None:
+    """Raise `ConfigError` that names both when one of `others` was given with `flag`."""
+    for other, given in others.items():
+        if given:
+            raise ConfigError(f"{flag} and {other} both give {what}; give one of them")
 
 
 @dataclass(frozen=True)
@@ -281,6 +331,29 @@ def _fail(problem: Diagnosis, layer: LayerFlags, lengths: Mapping[str, int]) -> 
     print_trace(steps, console, sizes={**flow.sizes}, totals=False)
     print_diagnosis(problem, len(steps) + 1, console)
     raise ConfigError(problem.message)
+
+
+# ── a module of one's own ────────────────────────────────────────────────────────────────────
+
+
+def _module(place: str, init: str, inputs: Sequence[str], form: str, source: bool) -> None:
+    """Trace `FILE.py:CLASS`; what looks wrong stands under the trace."""
+    file, colon, name = place.rpartition(":")
+    if not (colon and file and name):
+        raise ConfigError(f"--module {printable(place)}: FILE.py:CLASS is expected")
+    if form not in ("table", "json"):
+        raise ConfigError(f"--format {form} shows no module; use table or json")
+
+    from attnviz.render.console import make_console
+    from attnviz.render.shapes_report import module_trace_as_json, print_module_trace
+    from attnviz.sources.from_module import trace_module
+
+    with redirect_stdout(sys.stderr):  # the module may print; what was asked for is the trace
+        trace = trace_module(Path(file), name, init, inputs)
+    if form == "json":
+        result(json.dumps(module_trace_as_json(trace), indent=1))
+    else:
+        print_module_trace(trace, make_console(), source=source)
 
 
 # ── two at once ──────────────────────────────────────────────────────────────────────────────
