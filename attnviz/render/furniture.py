@@ -22,6 +22,7 @@ from attnviz.render.fonts import Fonts
 from attnviz.render.labels import is_upright, label, prose
 from attnviz.render.look import Look
 from attnviz.render.sheet import COLOURS, Line, Number, Picture, Sheet, Text, palette
+from attnviz.render.tokens import shorten
 from attnviz.result import AttentionResult
 from attnviz.stats import measure
 
@@ -49,7 +50,8 @@ class Subject:
         self.heads = Heads(result, sequence)
         self.largest = self.heads.largest(pairs)
         self.top = look.vmax or self.largest
-        self.measures = measure(result, sequence).result()
+        with np.errstate(invalid="ignore"):  # what is no number is marked in its cell
+            self.measures = measure(result, sequence).result()
         self.queries = [label(t, longest_label) for t in result.query_tokens[sequence]]
         self.keys = [label(t, longest_label) for t in result.key_tokens[sequence]]
         self.tokens = count(self.n_keys, "token")
@@ -76,24 +78,13 @@ class Subject:
 
     def axes(self, sheet: Sheet, cell_w: float, cell_h: float, largest: float) -> tuple[Axis, Axis]:
         """Labels of the queries and of the keys for cells of this size, in points."""
-        size = max(5.5, min(largest, 0.78 * min(cell_w, cell_h)))
+        real = self.result.query_valid[self.sequence], self.result.key_valid[self.sequence]
+        size_q, size_k = (max(5.5, min(largest, 0.78 * cell)) for cell in (cell_h, cell_w))
+        queries = self._fitted(sheet, self.queries, size_q)
+        keys = self._fitted(sheet, self.keys, size_k)
         return (
-            Axis(
-                sheet,
-                self._fitted(sheet, self.queries, size),
-                self.result.query_valid[self.sequence],
-                cell_h,
-                size,
-                upright=False,
-            ),
-            Axis(
-                sheet,
-                self._fitted(sheet, self.keys, size),
-                self.result.key_valid[self.sequence],
-                cell_w,
-                size,
-                upright=True,
-            ),
+            Axis(sheet, queries, real[0], cell_h, size_q, upright=False),
+            Axis(sheet, keys, real[1], cell_w, size_k, upright=True),
         )
 
     def _fitted(self, sheet: Sheet, labels: list[str], size: float) -> list[str]:
@@ -101,9 +92,10 @@ class Subject:
         fitted = []
         for text in labels:
             longest = self._longest_label
-            while sheet.text_width(text, size) > 0.62 * self._longest_label * size:
+            widest = 0.62 * longest * size
+            while longest > 2 and sheet.text_width(text, size) > widest:
                 longest -= 2
-                text = label(text, longest)
+                text = shorten(text, longest)
             fitted.append(text)
         return fitted
 
@@ -214,7 +206,7 @@ def count(n: int, what: str) -> str:
 def unmeasured(head: Head) -> str:
     """Why a head has no measures."""
     broken = bool((head.verdicts.kinds == NOT_A_NUMBER).any())
-    return "no measures: not a number" if broken else "no query sees a key"
+    return "not a number" if broken else "sees nothing"
 
 
 def cell_pixels(points: float, dpi: int) -> int:

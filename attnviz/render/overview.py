@@ -43,7 +43,7 @@ def overview_sheet(subject: Subject) -> Sheet:
         _describe(subject, drawn),
     )
     scale = sheet.scale
-    places, n_rows, n_columns = _grid(pairs, subject)
+    places, n_rows, n_columns = grid(pairs, subject)
 
     # the size of a cell follows from how many there are; pictures grow with their columns
     limit = (72 * (7.0 + n_columns) * (2 if look.annotate else 1)) / n_columns - 14
@@ -52,7 +52,7 @@ def overview_sheet(subject: Subject) -> Sheet:
     pool = ceil(longest / max(floor(limit * scale), 1))
     n_q, n_k = ceil(subject.n_queries / pool), ceil(subject.n_keys / pool)
     px_w = cell_pixels(max(cell * pool, 84 / n_k), look.dpi)
-    px_h = cell_pixels(max(cell * pool, 24 / n_q), look.dpi)
+    px_h = cell_pixels(max(cell * pool, 24 / n_q, 7.5 if n_q <= 8 else 0), look.dpi)
     wide, high = n_k * px_w / scale, n_q * px_h / scale
     if pool > 1:
         subject.notices.append(
@@ -64,8 +64,8 @@ def overview_sheet(subject: Subject) -> Sheet:
     )
     subject.note_labels(rows, columns, "overview")
 
-    names, measured, name_size, small = _tile_titles(sheet, subject, drawn, wide)
-    head_room = 4 + name_size + (small + 3 if any(measured) else 0) + 3
+    names, measured, shown, name_size, small = _tile_titles(sheet, subject, drawn, wide)
+    head_room = 4 + name_size + small + 3 + 3
     gap = 12.0 if wide > 70 else 7.0
     left = MARGIN + 16 + rows.extent
     inner = n_columns * wide + (n_columns - 1) * gap
@@ -76,12 +76,9 @@ def overview_sheet(subject: Subject) -> Sheet:
     sheet.texts.append(Text(MARGIN, MARGIN + 11, sheet.title, 13, bold=True))
     y = MARGIN + 19
     y += draw_paragraph(sheet, MARGIN, y, subject.caption, room, 8.5)
-    if any(measured):
-        shown = len(measured[0].split(" · "))
-        said = ", ".join(text for _, text in list(SHORT.values())[:shown])
-        y += draw_paragraph(
-            sheet, MARGIN, y, f"above each map, means over its queries: {said}", room, 7.5
-        )
+    said = ", ".join(text for _, text in list(SHORT.values())[:shown])
+    said = f"above each map, means over its queries: {said}"
+    y += draw_paragraph(sheet, MARGIN, y, said, room, 7.5)
     top = y + 6
 
     brush = Brush(px_h, px_w, pool, look.dpi, subject.top)
@@ -95,10 +92,8 @@ def overview_sheet(subject: Subject) -> Sheet:
         r, c = place
         x, y = corner_x[c] / scale, corner_y[r] / scale
         sheet.pictures.append(Picture(corner_x[c], corner_y[r], brush.paint(head)))
-        base = y - 4 - (small + 2 if line else 0)
-        sheet.texts.append(Text(x, base, name, name_size, bold=True))
-        if line:
-            sheet.texts.append(Text(x, y - 4, line, small, 0.7))
+        sheet.texts.append(Text(x, y - 4 - small - 2, name, name_size, bold=True))
+        sheet.texts.append(Text(x, y - 4, line, small, 0.7))
         if c == first_in_row[r]:
             sheet.texts += rows.rows(x, y)
         if r == last_in_column[c]:
@@ -126,7 +121,7 @@ def overview_sheet(subject: Subject) -> Sheet:
     return sheet
 
 
-def _grid(pairs: list[Pair], subject: Subject) -> tuple[list[Pair], int, int]:
+def grid(pairs: list[Pair], subject: Subject) -> tuple[list[Pair], int, int]:
     """(row, column) of each head: a matrix of layers × heads, or one layer's heads wrapped."""
     layers = sorted({layer for layer, _ in pairs})
     if len(layers) > 1:
@@ -147,8 +142,8 @@ def _grid(pairs: list[Pair], subject: Subject) -> tuple[list[Pair], int, int]:
 
 def _tile_titles(
     sheet: Sheet, subject: Subject, drawn: list[Head], width: float
-) -> tuple[list[str], list[str], float, float]:
-    """Each head's name and as many of its measures as fit above its map, and both type sizes."""
+) -> tuple[list[str], list[str], int, float, float]:
+    """Each head's name, as many measures as fit above its map, their number, and type sizes."""
     size, small = (8.5, 7.0) if width >= 80 else (6.5, 5.5)
     several = subject.result.n_layers > 1
     forms = ("layer {} · head {}", "L{} H{}", "{}·{}") if several else ("head {1}", "H{1}", "{1}")
@@ -166,8 +161,8 @@ def _tile_titles(
             for head, values in zip(drawn, measured, strict=True)
         ]
         if max(sheet.text_width(line, small) for line in lines) <= width:
-            return names, lines, size, small
-    return names, [""] * len(names), size, small
+            break
+    return names, lines, n, size, small
 
 
 def _describe(subject: Subject, drawn: list[Head]) -> str:
