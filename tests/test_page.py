@@ -462,7 +462,7 @@ def test_a_module_follows_the_rule_that_joins_it(name: str) -> None:
     assert all(page.MODULES.index(other) < page.MODULES.index(name) for other in imported)
     exports = re.findall(r"^export .*$", source, flags=re.M)
     assert all(re.match(r"export (async )?(function|const) \w+", line) for line in exports)
-    assert len(source.splitlines()) < 420
+    assert len(source.splitlines()) < 360
 
 
 @pytest.mark.parametrize("name", [f"{m}.js" for m in page.MODULES] + ["page.css", "page.html"])

@@ -46,6 +46,8 @@ MODULES = (
     "state",
     "scene",
     "parts",
+    "card",
+    "heat",
     "matrix",
     "head",
     "lines",

@@ -57,7 +57,7 @@ function toRgb([lightness, chroma, hue]) {
 
 // 256 colours, made once a theme.
 const made = {};
-export function ramp() {
+function ramp() {
   const name = theme();
   made[name] ??= Array.from({ length: 256 }, (_, i) => {
     const stops = RAMPS[name];
@@ -80,7 +80,7 @@ export function cssColour([r, g, b]) {
   return `rgb(${r} ${g} ${b})`;
 }
 
-export function luminance(rgb) {
+function luminance(rgb) {
   const [r, g, b] = rgb.map((x) => (x <= 10.31475 ? x / 3294.6 : ((x / 255 + 0.055) / 1.055) ** 2.4));
   return 0.2126 * r + 0.7152 * g + 0.0722 * b;
 }

@@ -259,5 +259,5 @@ export function view(side) {
   addEventListener("scroll", () => { if (state.state.view === "lines") paintLines(); }, { passive: true });
   new ResizeObserver(() => { if (drawn) paintLines(); }).observe(between);
 
-  return { root, update, focus: () => (state.state.side === "seen" ? keys : queries).list.focus({ focusVisible: true }) };
+  return { root, update };
 }

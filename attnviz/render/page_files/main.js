@@ -6,6 +6,7 @@ import * as run from "./run.js";
 import * as state from "./state.js";
 import * as scene from "./scene.js";
 import * as parts from "./parts.js";
+import * as card from "./card.js";
 import * as matrix from "./matrix.js";
 import * as head from "./head.js";
 import * as lines from "./lines.js";
@@ -18,12 +19,12 @@ const byId = (id) => document.getElementById(id);
 
 // ── views ──
 
-const card = parts.card();
-const legend = parts.legend();
+const beside = card.card();
+const legend = card.legend();
 const side = {
   update(shown) {
-    card.update(shown);
-    card.strips.update(shown.index);
+    beside.update(shown);
+    beside.strips.update(shown.index);
     legend.update(shown);
     say(shown);
   },
@@ -36,15 +37,15 @@ const views = {
   trace: trace.view(),
 };
 for (const [name, view] of Object.entries(views)) byId(`panel-${name}`).append(view.root);
-byId("aside").append(card.root);
+byId("aside").append(beside.root);
 byId("legend").append(legend.root);
 
 const PARTS_OF_CARD = { matrix: ["preview"], head: ["cell", "lists"], lines: ["lists"], text: ["lists"], trace: [] };
 
 // A head that is pointed at, or reached by the keyboard, in the matrix.
 async function lookAt(i) {
-  card.strips.update(i);
-  card.preview.update(await run.head(state.state.sequence, i));
+  beside.strips.update(i);
+  beside.preview.update(await run.head(state.state.sequence, i));
 }
 
 function openHead(i) {
@@ -59,9 +60,9 @@ function showView(name) {
     tab.setAttribute("aria-selected", String(other === name));
     tab.tabIndex = other === name ? 0 : -1;
   }
-  card.cell.hidden = !PARTS_OF_CARD[name].includes("cell");
-  card.preview.root.hidden = !PARTS_OF_CARD[name].includes("preview");
-  card.looks.root.hidden = card.seen.root.hidden = !PARTS_OF_CARD[name].includes("lists");
+  beside.cell.hidden = !PARTS_OF_CARD[name].includes("cell");
+  beside.preview.root.hidden = !PARTS_OF_CARD[name].includes("preview");
+  beside.looks.root.hidden = beside.seen.root.hidden = !PARTS_OF_CARD[name].includes("lists");
   byId("aside").hidden = name === "trace";
   byId("legend").hidden = name === "trace" || name === "lines";
   byId("scale-label").hidden = byId("curve-label").hidden = name === "trace" || name === "lines";
@@ -317,7 +318,7 @@ function update(changed) {
   if (changed.has("sequence")) search();
   if (["sequence", "head", "view"].some((name) => changed.has(name))) {
     document.title = view === "trace" || view === "matrix" ? "attnviz" : `${run.headName(facts.heads[index])} · attnviz`;
-    card.strips.update(index);
+    beside.strips.update(index);
   }
   if (view === "matrix") legend.update(null);
   // A view that was hidden while things changed learns of them when it is shown.

@@ -149,5 +149,5 @@ export function view(onOpen, onLook) {
     best?.button.focus();
   });
 
-  return { root, update, focus: () => grid.querySelector('[tabindex="0"]')?.focus() };
+  return { root, update };
 }

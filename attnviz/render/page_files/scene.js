@@ -3,9 +3,9 @@
 
 import * as colours from "./colours.js";
 
-export const SANS = "system-ui, -apple-system, 'Segoe UI', 'Noto Sans', 'Liberation Sans', 'DejaVu Sans', sans-serif";
+const SANS = "system-ui, -apple-system, 'Segoe UI', 'Noto Sans', 'Liberation Sans', 'DejaVu Sans', sans-serif";
 
-export function font(item) {
+function font(item) {
   return `${item.weight ?? 400} ${item.size}px ${item.family ?? SANS}`;
 }
 
@@ -296,10 +296,10 @@ export function snapshot(root) {
   return { width: Math.max(root.clientWidth, ...right.map((at) => at - x)), height: Math.max(0, ...bottom) - y, items: moved(items, -x, -y) };
 }
 
+const measuring = document.createElement("canvas").getContext("2d");
 export function textWidth(text, size, weight = 400) {
-  const context = document.createElement("canvas").getContext("2d");
-  context.font = font({ size, weight });
-  return context.measureText(text).width;
+  measuring.font = font({ size, weight });
+  return measuring.measureText(text).width;
 }
 
 export function download(blob, name) {

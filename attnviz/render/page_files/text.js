@@ -113,5 +113,5 @@ export function view(side) {
     side.update(head);
   }
 
-  return { root, update, focus: () => (facts.cross && state.state.side === "seen" ? keys : queries).root.focus() };
+  return { root, update };
 }

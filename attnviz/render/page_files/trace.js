@@ -44,7 +44,7 @@ function stepRow(step, stage) {
     el("th", { scope: "row" }, step.name),
     el("td", {}, shape(step.axes, step.shape)),
     el("td", { class: "words" }, el("span", {}, step.words), ...parameters),
-    el("td", { class: "number" }, step.isView ? "view" : bytesText(step.nbytes)),
+    el("td", { class: "number" }, step.isView ? (step.isContiguous ? "view" : "view, strided") : bytesText(step.nbytes)),
     el("td", { class: "number" }, cost.join(" ") || "–"),
     el("td", { class: "source" }, `${step.dtype} · ${step.source}`));
 }
@@ -93,5 +93,5 @@ export function view() {
       el("section", {}, el("h2", {}, "Drawn with"), list(facts.versions))),
     command,
     el("section", {}, el("h2", {}, "Shape trace"), stepTable()));
-  return { root, update() {}, focus() {} };
+  return { root, update() {} };
 }
