@@ -14,7 +14,7 @@ from PIL import Image
 
 from attnviz.errors import ConfigError
 from attnviz.render.cells import FORBIDDEN, NOT_A_NUMBER, PADDING, WEIGHT, Brush, Heads, pooled
-from attnviz.render.furniture import Subject, contrasting, ticks
+from attnviz.render.furniture import Axis, Subject, contrasting, draw_legend, ticks
 from attnviz.render.head_page import HeadPages
 from attnviz.render.heatmap import draw_heads, draw_overview
 from attnviz.render.look import Look
@@ -255,10 +255,23 @@ def test_narrow_maps_have_short_names() -> None:
     )
 
 
-def test_labels_are_left_out_when_few_would_stay() -> None:
-    many = subject(run(tuple("abcdefghijkl" * 3), heads=1024), Look(dpi=50))
-    overview_sheet(many)
-    assert many.notices[-1].startswith("overview: labels ")
+def test_labels_are_left_out_where_few_would_stay() -> None:
+    page = subject(run())
+    sheet = page.sheet("", "")
+    axis = Axis(sheet, page.keys, np.ones(5, dtype=bool), pitch=2.0, size=5.5, upright=True)
+    assert axis.columns(0, 0) == axis.rows(0, 0) == []
+    assert axis.extent == 0
+    page.note_labels(axis, axis, "overview")
+    assert page.notices == ["overview: labels left out: tokens are too many for their names"]
+
+
+def test_a_long_legend_takes_two_lines() -> None:
+    page = subject(run())
+    sheet = page.sheet("", "")
+    kinds = {PADDING, FORBIDDEN, WEIGHT, NOT_A_NUMBER}
+    one = draw_legend(sheet, 0, 0, 1000, kinds, blind=True)
+    two = draw_legend(sheet, 0, 0, 250, kinds, blind=True)
+    assert two == 2 * one
 
 
 def test_queries_and_keys_may_be_named_unlike() -> None:
@@ -363,7 +376,7 @@ def test_cross_attention_has_two_texts() -> None:
 
 def test_a_head_that_sees_nothing_says_so() -> None:
     page = HeadPages(subject(run(allowed=np.zeros((5, 5))))).sheet(0, 0)
-    assert "sees nothing" in written(page.texts).splitlines()[-1]
+    assert "no measures: sees nothing" in written(page.texts)
     assert "no query sees a key" in page.description
 
 

@@ -107,7 +107,7 @@ class HeadPages:
         subject = self.subject
         values = subject.measured(head.layer, head.number)
         if isnan(values["entropy"]):
-            measures = unmeasured(head)
+            measures = f"no measures: {unmeasured(head)}"
         else:
             measures = (
                 f"entropy {values['entropy']:.2f} bits · largest weight {values['largest']:.2f} · "

@@ -52,7 +52,7 @@ def overview_sheet(subject: Subject) -> Sheet:
     pool = ceil(longest / max(floor(limit * scale), 1))
     n_q, n_k = ceil(subject.n_queries / pool), ceil(subject.n_keys / pool)
     px_w = cell_pixels(max(cell * pool, 84 / n_k), look.dpi)
-    px_h = cell_pixels(max(cell * pool, 24 / n_q, 7.5 if n_q <= 8 else 0), look.dpi)
+    px_h = cell_pixels(max(cell * pool, 24 / n_q, 7.5 if n_q <= 12 else 0), look.dpi)
     wide, high = n_k * px_w / scale, n_q * px_h / scale
     if pool > 1:
         subject.notices.append(
