@@ -27,8 +27,9 @@ from attnviz.result import AttentionResult
 
 def result(layers: int, heads: int, tokens: int) -> AttentionResult:
     rng = np.random.default_rng(0)
-    scores = rng.standard_normal((layers, 1, heads, tokens, tokens), dtype=np.float32) * 2
-    weights = np.exp(scores)
+    weights = rng.standard_normal((layers, 1, heads, tokens, tokens), dtype=np.float32)
+    weights *= 2
+    np.exp(weights, out=weights)
     weights /= weights.sum(-1, keepdims=True)
     names = (tuple(f"token{i}" for i in range(tokens)),)
     lengths = np.array([tokens])
@@ -114,13 +115,12 @@ def bench_overview(folder: Path) -> None:
 
 
 MEMORY = """
-import resource, sys
+import psutil, resource, sys
 sys.path.insert(0, {here!r})
 from pathlib import Path
 from bench_pictures import Look, draw_overview, result
-from matplotlib.backends import backend_agg
 run = result(32, 32, 128)
-before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+before = psutil.Process().memory_info().rss // 1024
 draw_overview(run, 0, Path({folder!r}) / "all.png", Look())
 print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before, before)
 """
@@ -133,7 +133,7 @@ def bench_memory(folder: Path) -> None:
         [sys.executable, "-c", code], capture_output=True, text=True, check=True
     )
     more, inputs = (int(part) / 1024 for part in answer.stdout.split())
-    print(f"overview of 1,024 heads × 128 tokens: {more:.0f} MiB over {inputs:.0f} (bar: 300 MiB)")
+    print(f"overview of 1,024 heads × 128 tokens: {more:.0f} MiB over {inputs:.0f} MiB (bar: 300)")
 
 
 SENTENCE = "The animal didn't cross the street because it was too tired ."
