@@ -37,7 +37,8 @@ def scaled_dot_product_attention(
         (context `[B H Tq d_v]`, weights `[B H Tq Tk]`). A forbidden weight is exactly 0. A query
         that may see nothing has weights and context of zeros, as in
         `torch.nn.functional.scaled_dot_product_attention`. A NaN or infinity in a key or value
-        reaches the queries that may see it, and no others.
+        reaches the queries that may see it, and no others. Products are scaled after they are
+        made, as equation 1 has it: in float16 one beyond 65504 is infinite, and its row NaN.
 
     Raises:
         InputError: `allowed` is not boolean, or does not fit; both shapes are named by axis.

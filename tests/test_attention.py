@@ -216,6 +216,15 @@ def test_an_infinite_value_reaches_those_who_may_see_it_as_what_it_is() -> None:
     assert without_mask[0, 0, :, 0].isnan().all()
 
 
+def test_a_float16_product_out_of_range_spoils_its_row_alone() -> None:
+    q = torch.full((1, 1, 2, 64), 100.0, dtype=torch.float16)
+    q[0, 0, 1] = 0.01
+    context, weights = scaled_dot_product_attention(q, torch.full_like(q, 100.0), q)
+    assert weights[0, 0, 0].isnan().all()  # 64 · 100 · 100 is more than 65504
+    assert weights[0, 0, 1].tolist() == [0.5, 0.5]
+    assert context[0, 0, 1].isfinite().all()
+
+
 @pytest.mark.parametrize(
     ("allowed", "message"),
     [
