@@ -518,6 +518,21 @@ def test_what_is_looked_at_is_also_said(show: Opener) -> None:
     assert label.startswith("Heatmap of head 0. query 3 n't, key 3 n't: weight 0.")
 
 
+def test_what_a_token_looks_at_is_also_said(show: Opener) -> None:
+    page = show("one", "view=text&query=4")
+    row = page.result.attention[0, 0, 0, 4]
+    first, second, third = np.argsort(-row)[:3]
+    expect(page.tab.locator("#spoken")).to_have_text(
+        f"head 0: cross looks at {ANIMAL[first]} {row[first]:.4f}, "
+        f"{ANIMAL[second]} {row[second]:.4f}, {ANIMAL[third]} {row[third]:.4f}"
+    )
+    headings = page.tab.locator(".ranking h2")
+    expect(headings).to_have_text(["“cross” looks at", "“cross” is looked at by"])
+    page.press("r", "ArrowRight")
+    expect(page.tab.locator("#spoken")).to_contain_text("head 0: animal is looked at by ")
+    expect(headings).to_have_text(["“animal” looks at", "“animal” is looked at by"])
+
+
 def test_help_lists_the_keys_and_can_switch_letters_off(show: Opener) -> None:
     page = show("one")
     page.tab.locator("#help-button").click()
@@ -543,6 +558,32 @@ def test_light_and_dark_follow_the_system(show: Opener) -> None:
     page.settle()
     assert sum(page.pixel(3, 3)) != sum(cell)
     assert page.tab.evaluate(background) != light
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
+def test_the_colours_are_even_in_lightness(show: Opener, theme: str) -> None:
+    page = show("one", "view=head", theme)
+    data = page.tab.locator(".ramp").evaluate(
+        "(c) => [...c.getContext('2d').getImageData(0, 0, 256, 1).data]"
+    )
+    rgb = np.array(data).reshape(256, 4)[:, :3] / 255
+    linear = np.where(rgb <= 0.04045, rgb / 12.92, ((rgb + 0.055) / 1.055) ** 2.4)
+    # the lightness of OKLab (Ottosson 2020)
+    cones = (
+        linear
+        @ np.array(
+            [
+                [0.4122214708, 0.5363325363, 0.0514459929],
+                [0.2119034982, 0.6806995451, 0.1073969566],
+                [0.0883024619, 0.2817188376, 0.6299787005],
+            ]
+        ).T
+    )
+    lightness = np.cbrt(cones) @ np.array([0.2104542553, 0.7936177850, -0.0040720468])
+    even = np.linspace(lightness[0], lightness[-1], 256)
+    assert np.abs(lightness - even).max() < 0.015
+    assert abs(lightness[-1] - lightness[0]) > 0.7
+    assert (lightness[0] > lightness[-1]) == (theme == "light")  # 0 is near the page's own ground
 
 
 # ── matrix ───────────────────────────────────────────────────────────────────────────────────
@@ -673,7 +714,7 @@ def test_the_mask_verdicts(show: Opener) -> None:
         (4, 1): "this query sees nothing: the masks (padding, causal) forbid every key",
         (2, 1): "may look, but the weight is not a number",
         (3, 0): "may look, and does not: exactly 0",
-        (1, 9): "may not look: forbidden by the masks (padding, causal), yet it holds 0.25000",
+        (1, 9): "may not look: forbidden by the masks (padding, causal), yet it holds 0.2500",
     }
     for cell, words in verdicts.items():
         page.hover_cell(*cell)

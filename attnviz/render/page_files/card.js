@@ -65,8 +65,8 @@ export function card() {
   const strips = measureStrips();
   const picture = preview();
   const root = el("div", { class: "card" }, picture.root, cell, looks.root, seen.root, strips.root);
-  function update(head) {
-    const { query: q, key: k, pinned } = state.state;
+  function update(head, q, k) {
+    const { pinned } = state.state;
     const what = parts.verdict(head, q, k);
     query.textContent = parts.label(run.queryTokens(head.sequence)[q]);
     key.textContent = parts.label(run.keyTokens(head.sequence)[k]);

@@ -23,12 +23,20 @@ const beside = card.card();
 const legend = card.legend();
 const side = {
   update(shown) {
-    beside.update(shown);
+    beside.update(shown, ...tokensOfCard());
     beside.strips.update(shown.index);
     legend.update(shown);
     say(shown);
   },
 };
+
+// The query and the key that the card is about: those of the cell, or one token in both its parts.
+function tokensOfCard() {
+  const { view, query, key, side: direction } = state.state;
+  if (view === "head" || facts.cross) return [query, key];
+  return direction === "looks" ? [query, query] : [key, key];
+}
+
 const views = {
   matrix: matrix.view(openHead, lookAt),
   head: head.view(side),
@@ -120,10 +128,11 @@ function showChoices() {
 
 let timer = 0;
 function say(shown) {
-  const { query, key } = state.state;
+  const { view, query, key, side: direction } = state.state;
   clearTimeout(timer);
   timer = setTimeout(() => {
-    byId("spoken").textContent = `${run.headName(facts.heads[shown.index])}: ${parts.cellText(shown, query, key)}`;
+    const words = view === "head" ? parts.cellText(shown, query, key) : parts.tokenText(shown, direction, direction === "looks" ? query : key);
+    byId("spoken").textContent = `${run.headName(facts.heads[shown.index])}: ${words}`;
   }, 250);
 }
 

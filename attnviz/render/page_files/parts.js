@@ -21,11 +21,12 @@ export function el(name, attributes = {}, ...children) {
 
 // ── numbers ──
 
-// A weight with as many decimals as its head's steps can tell apart.
+// A weight with the decimals that its head's steps leave certain; where steps are coarse, one more,
+// since the error stands beside it.
 export function weightText(weight, step) {
   if (Number.isNaN(weight)) return "not a number";
   if (weight === 0) return "0";
-  const digits = Math.min(6, Math.max(2, Math.ceil(-Math.log10(step || 1e-4))));
+  const digits = Math.min(6, Math.max(2, Math.floor(-Math.log10(step || 1e-4)) + (facts.wide ? 0 : 1)));
   return weight.toFixed(digits);
 }
 
@@ -177,4 +178,13 @@ export function cellText(head, q, k) {
   const what = verdict(head, q, k);
   if (what.name !== "allowed") return `query ${q} ${from}, key ${k} ${to}: ${what.words}`;
   return `query ${q} ${from}, key ${k} ${to}: weight ${cellWeight(head, q, k)}, rank ${rankText(head, q, k)}, ${what.words}`;
+}
+
+// What a token looks at, or is looked at by, in one sentence.
+export function tokenText(head, direction, at) {
+  const [own, others] = direction === "looks"
+    ? [run.queryTokens(head.sequence), run.keyTokens(head.sequence)] : [run.keyTokens(head.sequence), run.queryTokens(head.sequence)];
+  const found = head.top(at, 3, direction === "looks" ? "keys" : "queries");
+  const list = found.map((one) => `${label(others[one.at], 40)} ${weightText(one.weight, head.step)}`).join(", ");
+  return `${label(own[at], 40)} ${direction === "looks" ? "looks at" : "is looked at by"} ${list || "nothing"}`;
 }
