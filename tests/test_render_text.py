@@ -179,6 +179,32 @@ def test_system_fonts_are_upright_and_regular() -> None:
     assert not any("Last Resort" in name for name in names)
 
 
+@pytest.mark.usefixtures("no_fonts_yet")
+def test_fonts_installed_since_matplotlib_looked_are_found(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    from fontTools.ttLib import TTFont
+    from matplotlib import font_manager, get_data_path
+
+    new = TTFont(f"{get_data_path()}/fonts/ttf/DejaVuSans.ttf")
+    for record in new["name"].names:
+        if record.nameID in (1, 4, 16):
+            record.string = "Brand New Sans"
+    new.save(tmp_path / "new.ttf")
+    (tmp_path / "broken.ttf").write_bytes(b"no font")
+    found = [str(tmp_path / name) for name in ("new.ttf", "broken.ttf")]
+    monkeypatch.setattr(font_manager, "findSystemFonts", lambda: found)
+    assert "Brand New Sans" in fonts.system_fonts()
+
+
+@pytest.fixture
+def no_fonts_yet(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a test makes known to matplotlib is forgotten after it."""
+    from matplotlib.font_manager import fontManager
+
+    monkeypatch.setattr(fontManager, "ttflist", list(fontManager.ttflist))
+
+
 def test_what_the_system_has_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fonts, "package_fonts", list)
     found = Fonts(["\u2a30", "cat"])  # a sign of mathematics that is in STIX

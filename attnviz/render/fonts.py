@@ -16,6 +16,14 @@ BASE = "DejaVu Sans"
 PACKAGES = ("manimgx_fonts", "noto_cjk_sans_otc")
 """What `attnviz[fonts]` installs: Noto Sans for many scripts and Noto Emoji; Noto Sans CJK."""
 
+NO_TEXT = (
+    "Last Resort High-Efficiency",
+    *("cmb10", "cmex10", "cmmi10", "cmr10", "cmss10", "cmsy10", "cmti10", "cmtt10"),
+    *("STIXNonUnicode", "STIXSizeOneSym", "STIXSizeTwoSym", "STIXSizeThreeSym"),
+    *("STIXSizeFourSym", "STIXSizeFiveSym"),
+)
+"""Fonts that matplotlib ships for formulas, with signs in places of their own, and boxes."""
+
 MISSING = "□"
 INSTALL = "pip install 'attnviz[fonts]'"
 
@@ -84,16 +92,22 @@ def package_fonts() -> Sequence[Path]:
 
 
 def system_fonts() -> Sequence[str]:
-    """Names of the upright fonts of regular weight that matplotlib finds on this machine."""
-    from matplotlib.font_manager import fontManager
+    """Names of the upright fonts of regular weight on this machine.
 
+    matplotlib keeps a list from its first run; fonts installed since are added to it here.
+    """
+    from matplotlib.font_manager import findSystemFonts, fontManager
+
+    known = {Path(font.fname) for font in fontManager.ttflist}
+    for path in sorted({Path(found) for found in findSystemFonts()} - known):
+        _register(path)
     return sorted(
         {
             font.name
             for font in fontManager.ttflist
             if (font.style, font.stretch, font.weight) == ("normal", "normal", 400)
         }
-        - {BASE, "Last Resort High-Efficiency"}
+        - {BASE, *NO_TEXT}
     )
 
 
@@ -126,7 +140,10 @@ def _register(path: Path) -> tuple[str, ...]:
     from matplotlib.font_manager import fontManager
 
     before = len(fontManager.ttflist)
-    fontManager.addfont(path)
+    try:
+        fontManager.addfont(path)
+    except (OSError, RuntimeError, ValueError):  # broken, or of a kind that FreeType cannot read
+        return ()
     return tuple(dict.fromkeys(font.name for font in fontManager.ttflist[before:]))
 
 
