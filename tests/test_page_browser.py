@@ -156,7 +156,12 @@ class Shown:
     def settle(self) -> None:
         """Wait until what was asked for is painted."""
         self.tab.evaluate(
-            "() => new Promise((f) => setTimeout(() => requestAnimationFrame(f), 10))"
+            """async () => {
+                const frame = () => new Promise((done) => requestAnimationFrame(done));
+                await new Promise((done) => setTimeout(done, 10));
+                do await frame();
+                while (document.querySelector('main').ariaBusy === 'true');
+            }"""
         )
 
     def press(self, *keys: str) -> None:

@@ -53,6 +53,7 @@ MODULES = (
     "lines",
     "text",
     "trace",
+    "download",
     "main",
 )
 """The page's modules; each imports only those before it."""

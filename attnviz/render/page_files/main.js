@@ -4,7 +4,6 @@ import * as tokens from "./tokens.js";
 import * as colours from "./colours.js";
 import * as run from "./run.js";
 import * as state from "./state.js";
-import * as scene from "./scene.js";
 import * as parts from "./parts.js";
 import * as card from "./card.js";
 import * as matrix from "./matrix.js";
@@ -12,6 +11,7 @@ import * as head from "./head.js";
 import * as lines from "./lines.js";
 import * as text from "./text.js";
 import * as trace from "./trace.js";
+import * as download from "./download.js";
 
 const { facts } = run;
 const { el } = parts;
@@ -230,6 +230,8 @@ addEventListener("keydown", (event) => {
   if (done) event.preventDefault();
 });
 
+byId("png").addEventListener("click", download.png);
+byId("svg").addEventListener("click", download.svg);
 byId("help-button").addEventListener("click", () => help.showModal());
 
 // ── finding a token ──
@@ -268,55 +270,18 @@ byId("find").addEventListener("keydown", (event) => {
   goToMatch(event.shiftKey ? -1 : 1);
 });
 
-// ── downloads ──
-
-function fileName(suffix) {
-  const { view } = state.state;
-  const [layer, number] = facts.heads[state.state.head];
-  const place = view === "trace" || view === "matrix" ? "" : `-layer${layer}-head${number}`;
-  return `attnviz-${view}${place}.${suffix}`;
-}
-
-// The view as a picture: a title above it, what is seen, the legend below.
-function currentScene() {
-  const { view, head: index } = state.state;
-  const margin = 24;
-  const ink = colours.css("ink");
-  const soft = colours.css("soft");
-  const name = view === "matrix" || view === "trace" ? "attention" : run.headName(facts.heads[index]);
-  const subtitle = [facts.source, byId("masks-line").textContent].filter(Boolean).map((t) => tokens.shorten(tokens.visible(t).replaceAll("␣", " "), 100)).join(" · ");
-  const body = scene.snapshot(byId(`panel-${view}`));
-  const items = [
-    { kind: "text", text: view === "matrix" ? "heads" : view === "trace" ? "shape trace" : name, x: margin, y: margin + 14, size: 20, weight: 700, fill: ink },
-    { kind: "text", text: subtitle, x: margin, y: margin + 36, size: 13, fill: soft },
-  ];
-  let y = margin + 48;
-  if (!facts.trained) {
-    items.push({ kind: "text", text: byId("untrained").textContent.trim().replace(/\s+/g, " "), x: margin, y: y + 8, size: 13, weight: 600, fill: colours.css("warn") });
-    y += 20;
-  }
-  const widest = Math.max(...items.map((item) => item.x + scene.textWidth(item.text, item.size, item.weight)));
-  items.push(...scene.moved(body.items, margin, y + 8));
-  y += body.height + 8;
-  if (!byId("legend").hidden) {
-    const below = scene.snapshot(byId("legend"));
-    items.push(...scene.moved(below.items, margin, y + 8));
-    y += below.height + 8;
-  }
-  const width = Math.ceil(Math.max(body.width + margin, widest) + margin);
-  const height = Math.ceil(y + margin);
-  return {
-    width, height, title: `attnviz: ${view}, ${name}`, description: `${subtitle}. ${byId("rounding").textContent}`,
-    items: [{ kind: "rect", x: 0, y: 0, w: width, h: height, fill: colours.css("paper") }, ...items],
-  };
-}
-
-byId("png").addEventListener("click", () => scene.download(scene.toPng(currentScene()), fileName("png")));
-byId("svg").addEventListener("click", () => {
-  scene.download(new Blob([scene.toSvg(currentScene())], { type: "image/svg+xml" }), fileName("svg"));
-});
-
 // ── together ──
+
+// Whether something is still being opened or drawn stands on the page, for those who cannot see it.
+let working = 0;
+function busyWhile(work) {
+  working++;
+  byId("main").setAttribute("aria-busy", "true");
+  work.finally(() => {
+    working--;
+    if (!working) byId("main").setAttribute("aria-busy", "false");
+  });
+}
 
 let before = new Set();
 function update(changed) {
@@ -333,8 +298,8 @@ function update(changed) {
   // A view that was hidden while things changed learns of them when it is shown.
   const all = changed.has("view") ? new Set([...changed, ...before]) : changed;
   before = changed.has("view") ? new Set() : new Set([...before, ...changed]);
-  views[view].update(all);
-  if (view === "matrix" && !(changed.size === 1 && changed.has("head"))) lookAt(index);
+  const looked = view === "matrix" && !(changed.size === 1 && changed.has("head"));
+  busyWhile(Promise.all([views[view].update(all), looked ? lookAt(index) : null]));
 }
 
 try {

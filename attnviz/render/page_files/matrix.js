@@ -121,10 +121,10 @@ export function view(onOpen, onLook) {
     high.value = state.state.high;
     if (changed.has("head") && changed.size <= 2 && !changed.has("view")) {
       tiles.forEach(({ button }, i) => { button.tabIndex = i === state.state.head ? 0 : -1; });
-      return;
+      return null;
     }
-    if (changed.has("query") && changed.size <= 2) return;
-    draw(arrange());
+    if (changed.has("query") && changed.size <= 2) return null;
+    return draw(arrange());
   }
 
   // Arrows go to the tile that lies in that direction, nearest first.
