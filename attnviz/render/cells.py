@@ -47,14 +47,18 @@ class Heads:
 
     def head(self, layer: int, number: int) -> Head:
         """Raises IndexError where there is no such head."""
-        weights = self._result.attention[layer, self._sequence, number].astype(np.float32)
+        weights = self._result.attention[layer, self._sequence, number].astype(
+            np.float32, copy=False
+        )
         verdicts = self._verdicts(layer, number)
         drawn = verdicts.kinds == WEIGHT
         odd = drawn & ~np.isfinite(weights)
         if odd.any():
             kinds = np.where(odd, np.uint8(NOT_A_NUMBER), verdicts.kinds)
             verdicts, drawn = Verdicts(kinds, verdicts.blind), drawn & ~odd
-        return Head(layer, number, np.where(drawn, weights, np.float32(0)), verdicts)
+        if not drawn.all():  # else the result's own array serves, uncopied
+            weights = np.where(drawn, weights, np.float32(0))
+        return Head(layer, number, weights, verdicts)
 
     def largest(self, pairs: list[tuple[int, int]]) -> float:
         """The largest weight of these heads, 1 where all are 0: the top of their common scale."""
