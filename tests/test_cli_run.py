@@ -57,10 +57,13 @@ def test_the_default_is_an_overview_and_a_picture_for_each_head(
     assert call(["run", "The cat sat", *SMALL]) == 0
     expected = ["seq0-head0.png", "seq0-head1.png", "seq0-head2.png", "seq0-overview.png"]
     assert names(empty_folder) == [f"attnviz-out/{name}" for name in expected]
-    pictures = [Image.open(empty_folder / "attnviz-out" / name) for name in expected]
-    assert all(picture.format == "PNG" and min(picture.size) > 100 for picture in pictures)
-    heads = [np.asarray(picture.convert("RGB")) for picture in pictures[:3]]
-    assert not np.array_equal(heads[0], heads[1])
+    pixels = []
+    for name in expected:
+        with Image.open(empty_folder / "attnviz-out" / name) as picture:
+            assert picture.format == "PNG"
+            assert min(picture.size) > 100
+            pixels.append(np.asarray(picture.convert("RGB")))
+    assert not np.array_equal(pixels[0], pixels[1])
     assert capsys.readouterr().err == (
         "Wrote attnviz-out/: seq0-overview.png … seq0-head2.png (4 files)\n"
     )
