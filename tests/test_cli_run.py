@@ -443,3 +443,23 @@ def test_a_full_disk_is_the_machines_fault(empty_folder: Path) -> None:
     assert done.stderr.endswith(b"r.npz cannot be written: file too large\n")
     assert done.stderr.count(b"\n") == 1
     assert list(empty_folder.iterdir()) == []
+
+
+def test_marks_of_subword_tokens_can_be_shown_as_spaces(
+    capsys: pytest.CaptureFixture[str], empty_folder: Path
+) -> None:
+    (empty_folder / "t.json").write_text('["Ġhi", "▁you"]', encoding="utf-8")
+    flags = ["run", "--file", "t.json", *SMALL, "--no-trace", "--show"]
+    call([*flags, "-o", "a.svg", "-o", "a.npz"])
+    assert "\n Ġhi " in capsys.readouterr().out
+    call([*flags, "--spaces", "-o", "b.svg", "-o", "b.npz", "-o", "b.html"])
+    assert "\n ␣hi " in capsys.readouterr().out
+    assert "Ġhi" in Path("a.svg").read_text("utf-8")
+    assert "Ġhi" not in Path("b.svg").read_text("utf-8")
+    assert Path("a.npz").read_bytes() == Path("b.npz").read_bytes()  # a saved run keeps them
+
+
+def test_pictures_of_an_earlier_run_are_remarked(capsys: pytest.CaptureFixture[str]) -> None:
+    call(["run", "a b", *SMALL, "-o", "o", "-q"])
+    call(["run", "c d", *SMALL, "-o", "o", "--force", "--heads", "0"])
+    assert "o/ still holds 2 pictures of an earlier run" in capsys.readouterr().err

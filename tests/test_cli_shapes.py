@@ -62,7 +62,8 @@ def test_a_text_gives_its_own_sizes_and_what_its_masks_forbid(
     out = capsys.readouterr().out
     assert out.startswith(
         "layer       8 heads, d_model 512, d_k 64, d_v 64, float32, positions sinusoidal\n"
-        "masks       padding, window 1: 6 of 10 cells forbidden; 2 padded keys\n"
+        "masks       padding, window 1: 6 of 10 cells forbidden; 2 padded keys; "
+        "2 padded rows with nothing to see\n"
     )
     assert "2×8×3×3" in out
     assert "masked_scores" in out

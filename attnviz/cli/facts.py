@@ -73,8 +73,10 @@ def mask_facts(
     parts = [f"{forbidden:,} of {_count(cells, 'cell')} forbidden"]
     if padded := int((~keys.valid).sum()):
         parts.append(_count(padded, "padded key"))
-    if blind := int((~allowed.any(-1) & queries.valid[:, None]).sum()):
-        parts.append(f"{_count(blind, 'row')} with nothing to see")
+    blind = ~allowed.any(-1)  # B 1|H Tq
+    for rows, what in ((queries.valid, "row"), (~queries.valid, "padded row")):
+        if n := int((blind & rows[:, None]).sum()):
+            parts.append(f"{_count(n, what)} with nothing to see")
     return [("masks", f"{', '.join(names)}: {'; '.join(parts)}")]
 
 

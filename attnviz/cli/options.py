@@ -202,10 +202,18 @@ class LookFlags:
     ] = Look.annotate
     theme: Annotated[str, _flag(panel=LOOK, help="light or dark.")] = Look.theme
     dpi: Annotated[int, _flag(panel=LOOK, help="Dots per inch of PNGs.")] = Look.dpi
+    spaces: Annotated[
+        bool,
+        _flag(
+            "--spaces",
+            panel=LOOK,
+            help="Show the marks of subword tokens (Ġworld, ▁the, Ċ) as the spaces they stand for.",
+        ),
+    ] = False
 
     def look(self) -> Look:
         """The checked look."""
-        return Look(**dataclasses.asdict(self))
+        return Look(self.cmap, self.vmax, self.annotate, self.theme, self.dpi)
 
 
 GROUPS = (InputFlags, LayerFlags, MaskFlags, LookFlags)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 import sys
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from attnviz.batch import Batch
+    from attnviz.result import AttentionResult
     from attnviz.sources.from_config import Run
 
 KEEPABLE = ("q", "k", "v", "scores", "context", "output")
@@ -125,7 +127,10 @@ def run(
     text = read_sequences(inputs)
     chosen = choose("--sequences", sequences, len(text.queries), "sequences")
     with Staging(force) as staging, Work() as work:
-        outputs = Outputs(staging, look_of_pictures, chosen, len(text.queries), chosen_heads, work)
+        shown = spaced if look.spaces else _as_it_is
+        outputs = Outputs(
+            staging, look_of_pictures, chosen, len(text.queries), chosen_heads, work, shown
+        )
         for path, kind in places:
             outputs.plan(path, kind)
         layer_place = None if save_layer is None else staging.plan(save_layer)
@@ -160,7 +165,7 @@ def run(
 
         for sequence in chosen:
             result("")
-            heatmaps(done.result, sequence, console, chosen_heads, look.vmax, look.cmap)
+            heatmaps(shown(done.result), sequence, console, chosen_heads, look.vmax, look.cmap)
     for line in outputs.written:
         remark(f"Wrote {line}")
 
@@ -176,11 +181,12 @@ class Outputs:
         n_sequences: int,
         heads: Sequence[tuple[int, int]],
         work: Work,
+        shown: Callable[[AttentionResult], AttentionResult],
     ) -> None:
         self.written: list[str] = []
         self.notices: list[str] = []
         self.n_pictures = 0
-        self._staging, self._look, self._work = staging, look, work
+        self._staging, self._look, self._work, self._shown = staging, look, work, shown
         self._sequences, self._heads = sequences, heads
         self._several = n_sequences > 1
         self._writers: list[Callable[[Run], list[str] | None]] = []
@@ -221,6 +227,10 @@ class Outputs:
             self._writers.append(partial(self._singles, targets, sequence))
             self.n_pictures += 1 + len(singles)
         self.written.append(f"{printable(folder)}/: {_summary(names)}")
+        others = {path.name for path in folder.glob("seq*-*.png")} - set(names)
+        if others:
+            pictures = f"{len(others)} picture{'s' * (len(others) != 1)}"
+            self.notices.append(f"{printable(folder)}/ still holds {pictures} of an earlier run")
 
     def _plan_overviews(self, path: Path) -> None:
         for sequence in self._sequences:
@@ -234,21 +244,23 @@ class Outputs:
     def _overview(self, place: Path, sequence: int, done: Run) -> list[str]:
         from attnviz.render.heatmap import draw_overview
 
-        notices = draw_overview(done.result, sequence, place, self._look, self._heads)
+        notices = draw_overview(self._shown(done.result), sequence, place, self._look, self._heads)
         self._work.advance()
         return notices
 
     def _singles(self, targets: list[tuple[int, int, Path]], sequence: int, done: Run) -> list[str]:
         from attnviz.render.heatmap import draw_heads
 
-        return draw_heads(done.result, sequence, targets, self._look, self._work.advance)
+        return draw_heads(
+            self._shown(done.result), sequence, targets, self._look, self._work.advance
+        )
 
     def _page(self, place: Path, done: Run) -> list[str]:
         from attnviz.render.page import write_page
 
         command = "attnviz " + shlex.join(sys.argv[1:])
         return write_page(
-            done.result,
+            self._shown(done.result),
             place,
             heads=self._heads,
             steps=done.steps,
@@ -266,6 +278,24 @@ def _save(place: Path, kind: str, done: Run) -> None:
 
 def _summary(names: Sequence[str]) -> str:
     return f"{names[0]} … {names[-1]} ({len(names)} files)"
+
+
+def spaced(result: AttentionResult) -> AttentionResult:
+    """`result` with the marks of subword tokenizers as the spaces and line ends they stand for."""
+    from attnviz.render.tokens import unmarked
+
+    def tokens(rows: tuple[tuple[str, ...], ...]) -> tuple[tuple[str, ...], ...]:
+        return tuple(tuple(map(unmarked, row)) for row in rows)
+
+    return replace(
+        result,
+        query_tokens=tokens(result.query_tokens),
+        key_tokens=tokens(result.key_tokens),
+    )
+
+
+def _as_it_is(result: AttentionResult) -> AttentionResult:
+    return result
 
 
 def _kept(keep: str | None) -> tuple[str, ...]:
