@@ -185,7 +185,7 @@ def _read_npz(path: Path) -> npt.NDArray[np.generic]:
 def _read_text(path: Path) -> npt.NDArray[np.generic]:
     """A row a line, with commas, semicolons (spreadsheets in much of Europe) or blanks between."""
     size = path.stat().st_size
-    require_memory(20 * size, f"a text of {human_bytes(size)}", "save it as .npy")
+    require_memory(20 * size, f"is a text of {human_bytes(size)}, which", "save it as .npy")
     try:
         text = path.read_text(encoding="utf-8-sig")
     except UnicodeDecodeError as error:

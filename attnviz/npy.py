@@ -71,7 +71,8 @@ def _read_array(stream: Any, size: int) -> Array:
             f"is damaged: shape {printable(list(shape))} of {printable(dtype)} takes {claimed} "
             f"bytes, and {left} are there"
         )
-    require_memory(claimed, f"an array of shape {printable(list(shape))}", "give a smaller one")
+    what = f"holds an array of shape {printable(list(shape))}, which"
+    require_memory(claimed, what, "give a smaller one")
     data = bytearray(claimed)
     if stream.readinto(data) != claimed:
         raise InputError("is damaged: it ends too early")

@@ -2,12 +2,13 @@
 
 The saved form has a version. Version 1, the same names in `.npz` and `.safetensors`:
 
-- `attention`: `[L B H Tq Tk]`, float; 0 where forbidden.
+- `attention`: `[L B H Tq Tk]`, float; 0 where forbidden. Rows of padding hold what the layer
+  computed for them, and mean nothing: `lengths` and `pad_side` tell which rows are real.
 - `allowed`: `[L B 1|H Tq Tk]`, bool; True where a query may look.
 - `lengths`, `key_lengths`: `[B]`, int64; real tokens in each sequence.
 - tensors kept on request, under their tap names, the layer axis first: `q` `[L B H Tq d_k]`, `k`
   `[L B H Tk d_k]`, `v` `[L B H Tk d_v]`, `scores` `[L B H Tq Tk]` (before masking), `context`
-  `[L B H Tq d_v]`, `output` `[L B Tq d_model]`.
+  `[L B H Tq d_v]`, `output` `[L B Tq d_model]`. H of `k` and `v` is Hkv where heads share them.
 - metadata: one JSON object; in `.npz` the string array `metadata`, in `.safetensors` the header
   entry `attnviz`. It has `format` ("attnviz.run"), `version`, `query_tokens` and `key_tokens`
   `[B][T]` with `[PAD]` where padded, `pad_side`, `config`, `masks`, `source`, `trained`, `attnviz`.
@@ -29,7 +30,7 @@ import numpy.typing as npt
 
 from attnviz.batch import PAD_SIDES, Batch
 from attnviz.errors import InputError, printable
-from attnviz.machine import require_memory
+from attnviz.machine import human_bytes, require_memory
 from attnviz.npy import read_npz
 
 FORMAT, VERSION = "attnviz.run", 1
@@ -239,12 +240,13 @@ def save_json(result: AttentionResult, path: Path) -> None:
         stream.write("}\n")
 
 
-def load(path: Path) -> AttentionResult:
+def load(path: Path | str) -> AttentionResult:
     """Read a saved run by its suffix: `.npz`, `.safetensors` or `.json`. No pickle is loaded.
 
     Raises `InputError` for a file that is not a saved run, or of a newer version. null in a JSON
     file comes back as NaN.
     """
+    path = Path(path)
     shown = printable(path)
     readers = {".npz": _load_npz, ".safetensors": _load_safetensors, ".json": _load_json}
     reader = readers.get(path.suffix.lower())
@@ -280,7 +282,8 @@ def _load_npz(path: Path) -> tuple[dict[str, Array], object]:
 def _load_safetensors(path: Path) -> tuple[dict[str, Array], object]:
     from safetensors import safe_open
 
-    require_memory(path.stat().st_size, "a file of that size", "keep fewer tensors")
+    size = path.stat().st_size
+    require_memory(size, f"is a run of {human_bytes(size)}, which", "keep fewer tensors")
     with safe_open(path, framework="numpy") as archive:
         metadata = (archive.metadata() or {}).get("attnviz")
         if metadata is None:
@@ -291,7 +294,8 @@ def _load_safetensors(path: Path) -> tuple[dict[str, Array], object]:
 
 def _load_json(path: Path) -> tuple[dict[str, Array], object]:
     # a number of two or three digits becomes a Python object of 32 bytes
-    require_memory(12 * path.stat().st_size, "JSON of that size", "save the run as .npz")
+    size = path.stat().st_size
+    require_memory(12 * size, f"is JSON of {human_bytes(size)}, which", "save the run as .npz")
     document = json.loads(path.read_text(encoding="utf-8"))
     if not isinstance(document, dict):
         return {}, document

@@ -325,12 +325,12 @@ def test_too_large_an_input(monkeypatch: pytest.MonkeyPatch) -> None:
     assert read("t.txt", b"a " * 2**19).sequences == (("a",) * 2**19,)
 
 
-def test_paths(tmp_path: Path) -> None:
-    file = tmp_path / "日本 $x.txt"
+def test_paths(here: Path) -> None:
+    file = here / "日本 $x.txt"
     file.write_text("a b\n", encoding="utf-8")
     assert read_path(file, "chars").sequences == (("a", " ", "b"),)
     expected = "a text, .json or .jsonl file is expected"
-    for path, reason in [(tmp_path, "is a folder"), (tmp_path / "no", "no such file or directory")]:
+    for path, reason in [(here, "is a folder"), (here / "no", "no such file or directory")]:
         with pytest.raises(InputError) as caught:
             read_path(path)
         assert str(caught.value) == f"{path}: {reason}; {expected}"

@@ -311,8 +311,8 @@ def written(folder: Path, name: str, data: bytes) -> Path:
         ("m.txt", "１ ０ 1\n\n0 1 1\n".encode()),
     ],
 )
-def test_mask_files(tmp_path: Path, name: str, data: bytes) -> None:
-    path = written(tmp_path, name, data)
+def test_mask_files(here: Path, name: str, data: bytes) -> None:
+    path = written(here, name, data)
     keep, keep_name = read_mask(path)
     drop, drop_name = read_mask(path, "drop")
     assert keep.dtype == drop.dtype == bool
@@ -322,10 +322,10 @@ def test_mask_files(tmp_path: Path, name: str, data: bytes) -> None:
     assert drop_name == f"file {name} (1 = drop)"
 
 
-def test_a_mask_file_goes_through_to_the_weights(tmp_path: Path) -> None:
+def test_a_mask_file_goes_through_to_the_weights(here: Path) -> None:
     """tril(ones) as floats, the mask that people pass to an API that adds it."""
     four = text(4)
-    path = written(tmp_path, "m.npy", npy(np.tril(np.ones((4, 4)))))
+    path = written(here, "m.npy", npy(np.tril(np.ones((4, 4)))))
     rule = from_array(*read_mask(path), 1, 2, 4, 4)
     run = from_config(AttentionConfig.from_sizes(8, 2), four, rules=[rule])
     assert run.result.masks == ("file m.npy (1 = keep)",)
@@ -414,29 +414,29 @@ WRONG_FILES = [
 
 
 @pytest.mark.parametrize(("name", "data", "message"), WRONG_FILES)
-def test_files_that_are_no_mask(tmp_path: Path, name: str, data: bytes, message: str) -> None:
-    path = written(tmp_path, name, data)
+def test_files_that_are_no_mask(here: Path, name: str, data: bytes, message: str) -> None:
+    path = written(here, name, data)
     with pytest.raises(InputError) as caught:
         read_mask(path)
     assert str(caught.value) == message.format(path)
 
 
-def test_paths_that_are_no_file(tmp_path: Path) -> None:
-    (tmp_path / "folder.npy").mkdir()
+def test_paths_that_are_no_file(here: Path) -> None:
+    (here / "folder.npy").mkdir()
     for name, reason in [("none.csv", "no such file or directory"), ("folder.npy", "is a folder")]:
         with pytest.raises(InputError) as caught:
-            read_mask(tmp_path / name)
-        assert str(caught.value) == f"mask {tmp_path / name}: {reason}"
+            read_mask(here / name)
+        assert str(caught.value) == f"mask {here / name}: {reason}"
 
 
-def test_an_unknown_meaning(tmp_path: Path) -> None:
+def test_an_unknown_meaning(here: Path) -> None:
     with pytest.raises(ConfigError) as caught:
-        read_mask(written(tmp_path, "m.txt", b"1"), "hide")
+        read_mask(written(here, "m.txt", b"1"), "hide")
     assert str(caught.value) == "--mask-means is 'hide'; it must be one of keep, drop"
 
 
 def test_what_would_not_fit_in_memory_is_refused_before_it_is_read(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    here: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("attnviz.machine.free_memory", lambda: 1000)
     bomb = npz(("m.npy", npy(np.ones((100, 100), dtype=bool))))
@@ -445,16 +445,17 @@ def test_what_would_not_fit_in_memory_is_refused_before_it_is_read(
         (
             "m.npz",
             bomb,
-            "an array of shape [100, 100] needs 9.77 KiB of memory and 0.977 KiB are free; "
-            "give a smaller one",
+            "holds an array of shape [100, 100], which needs 9.77 KiB of memory and "
+            "0.977 KiB are free; give a smaller one",
         ),
         (
             "m.txt",
             b"1 " * 50,
-            "a text of 100 B needs 1.95 KiB of memory and 0.977 KiB are free; save it as .npy",
+            "is a text of 100 B, which needs 1.95 KiB of memory and 0.977 KiB are free; "
+            "save it as .npy",
         ),
     ]:
-        path = written(tmp_path, name, data)
+        path = written(here, name, data)
         with pytest.raises(InputError) as caught:
             read_mask(path)
         assert str(caught.value) == f"mask {path} {message}"

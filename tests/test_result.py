@@ -75,26 +75,26 @@ def assert_same(back: AttentionResult, result: AttentionResult) -> None:
 @SUFFIXES
 @pytest.mark.parametrize("cross", [False, True])
 @pytest.mark.parametrize("dtype", ["float32", "float64", "float16", "bfloat16"])
-def test_round_trip(tmp_path: Path, suffix: str, cross: bool, dtype: str) -> None:
+def test_round_trip(here: Path, suffix: str, cross: bool, dtype: str) -> None:
     result = run(dtype, cross, KEEPABLE)
     assert sorted(result.kept) == sorted(KEEPABLE)
-    SAVERS[suffix](result, tmp_path / f"run{suffix}")
-    assert_same(load(tmp_path / f"run{suffix}"), result)
+    SAVERS[suffix](result, here / f"run{suffix}")
+    assert_same(load(here / f"run{suffix}"), result)
 
 
 @SUFFIXES
-def test_the_same_run_gives_the_same_bytes(tmp_path: Path, suffix: str) -> None:
-    first, second = tmp_path / f"a{suffix}", tmp_path / f"b{suffix}"
+def test_the_same_run_gives_the_same_bytes(here: Path, suffix: str) -> None:
+    first, second = here / f"a{suffix}", here / f"b{suffix}"
     SAVERS[suffix](run(keep=KEEPABLE), first)
     SAVERS[suffix](run(keep=KEEPABLE), second)
     assert first.read_bytes() == second.read_bytes()
 
 
-def test_the_documented_layout(tmp_path: Path) -> None:
+def test_the_documented_layout(here: Path) -> None:
     result = run(keep=KEEPABLE, cross=True)
-    save_npz(result, tmp_path / "run.npz")
-    save_safetensors(result, tmp_path / "run.safetensors")
-    save_json(result, tmp_path / "run.json")
+    save_npz(result, here / "run.npz")
+    save_safetensors(result, here / "run.safetensors")
+    save_json(result, here / "run.json")
     shapes = {
         "attention": (1, 2, 3, 5, 9),
         "allowed": (1, 2, 1, 5, 9),
@@ -107,7 +107,7 @@ def test_the_documented_layout(tmp_path: Path) -> None:
         "context": (1, 2, 3, 5, 13),
         "output": (1, 2, 5, 17),
     }
-    with np.load(tmp_path / "run.npz", allow_pickle=False) as archive:
+    with np.load(here / "run.npz", allow_pickle=False) as archive:
         assert {name: archive[name].shape for name in archive.files if name != "metadata"} == shapes
         metadata = json.loads(str(archive["metadata"]))
     assert metadata == {
@@ -122,8 +122,8 @@ def test_the_documented_layout(tmp_path: Path) -> None:
         "query_tokens": [list(HOSTILE[:5]), ["[PAD]"] * 3 + list(HOSTILE[2:4])],
         "key_tokens": [list(HOSTILE), ["[PAD]"] * 8 + ["x"]],
     }
-    assert {k: v.shape for k, v in load_file(tmp_path / "run.safetensors").items()} == shapes
-    text = (tmp_path / "run.json").read_text(encoding="ascii")
+    assert {k: v.shape for k, v in load_file(here / "run.safetensors").items()} == shapes
+    text = (here / "run.json").read_text(encoding="ascii")
     assert text.count("\n") == 1
     document = json.loads(text)
     assert {name: np.array(document[name]).shape for name in shapes} == shapes
@@ -146,10 +146,10 @@ def test_json_gives_every_finite_float_back(
 
 
 @SUFFIXES
-def test_a_nan_comes_back(tmp_path: Path, suffix: str) -> None:
+def test_a_nan_comes_back(here: Path, suffix: str) -> None:
     attention = uniform().attention.copy()
     attention[0, 1, 2, 0, 3] = np.nan
-    path = tmp_path / f"run{suffix}"
+    path = here / f"run{suffix}"
     SAVERS[suffix](uniform(attention=attention), path)
     np.testing.assert_array_equal(load(path).attention, attention)
     if suffix == ".json":
@@ -223,22 +223,22 @@ def fails(path: Path) -> str:
     return message.removeprefix(shown)
 
 
-def test_paths_that_are_no_file(tmp_path: Path) -> None:
-    assert fails(tmp_path / "run.pt") == (
+def test_paths_that_are_no_file(here: Path) -> None:
+    assert fails(here / "run.pt") == (
         " has the suffix '.pt'; a saved run has one of .npz, .safetensors, .json"
     )
     for suffix in SAVERS:
-        assert fails(tmp_path / f"none{suffix}").startswith(": no such file or directory")
-        (tmp_path / f"folder{suffix}").mkdir()
-        assert fails(tmp_path / f"folder{suffix}") == ": is a folder"
+        assert fails(here / f"none{suffix}").startswith(": no such file or directory")
+        (here / f"folder{suffix}").mkdir()
+        assert fails(here / f"folder{suffix}") == ": is a folder"
 
 
 @SUFFIXES
-def test_every_truncation_and_other_noise_is_one_line(tmp_path: Path, suffix: str) -> None:
-    whole = tmp_path / f"whole{suffix}"
+def test_every_truncation_and_other_noise_is_one_line(here: Path, suffix: str) -> None:
+    whole = here / f"whole{suffix}"
     SAVERS[suffix](uniform(), whole)
     data = whole.read_bytes()
-    part = tmp_path / f"part{suffix}"
+    part = here / f"part{suffix}"
     for end in (0, 1, 7, len(data) // 3, len(data) // 2, len(data) - 2):
         part.write_bytes(data[:end])
         fails(part)
@@ -247,9 +247,9 @@ def test_every_truncation_and_other_noise_is_one_line(tmp_path: Path, suffix: st
         fails(part)
 
 
-def as_json(tmp_path: Path, **changes: Any) -> Path:
+def as_json(here: Path, **changes: Any) -> Path:
     """A saved run with some entries of its JSON replaced; ... removes one."""
-    path = tmp_path / "run.json"
+    path = here / "run.json"
     save_json(uniform(), path)
     document = {**json.loads(path.read_text()), **changes}
     path.write_text(json.dumps({k: v for k, v in document.items() if v is not ...}))
@@ -292,20 +292,20 @@ def as_json(tmp_path: Path, **changes: Any) -> Path:
         ),
     ],
 )
-def test_json_that_is_no_saved_run(tmp_path: Path, changes: dict[str, Any], message: str) -> None:
-    assert fails(as_json(tmp_path, **changes)) == message
+def test_json_that_is_no_saved_run(here: Path, changes: dict[str, Any], message: str) -> None:
+    assert fails(as_json(here, **changes)) == message
 
 
-def test_json_of_another_kind(tmp_path: Path) -> None:
-    path = tmp_path / "run.json"
+def test_json_of_another_kind(here: Path) -> None:
+    path = here / "run.json"
     path.write_text("[1, 2]")
     assert fails(path) == " is not a saved run: its metadata has no format 'attnviz.run'"
     # a dtype is a name to look up, never one to build
-    assert load(as_json(tmp_path, config={"dtype": "O"})).attention.dtype == np.float32
+    assert load(as_json(here, config={"dtype": "O"})).attention.dtype == np.float32
 
 
-def test_npz_that_is_no_saved_run(tmp_path: Path) -> None:
-    path = tmp_path / "run.npz"
+def test_npz_that_is_no_saved_run(here: Path) -> None:
+    path = here / "run.npz"
     arrays = {**uniform().arrays(), "metadata": np.array(json.dumps(uniform().metadata()))}
 
     def save(**changes: Any) -> str:
@@ -328,8 +328,8 @@ def test_npz_that_is_no_saved_run(tmp_path: Path) -> None:
     assert_same(load(path), uniform())
 
 
-def test_safetensors_that_are_no_saved_run(tmp_path: Path) -> None:
-    path = tmp_path / "run.safetensors"
+def test_safetensors_that_are_no_saved_run(here: Path) -> None:
+    path = here / "run.safetensors"
     save_file(uniform().arrays(), path)
     assert fails(path) == " is not a saved run: it has no metadata"
     save_file(uniform().arrays(), path, metadata={"attnviz": "[]"})
@@ -338,15 +338,15 @@ def test_safetensors_that_are_no_saved_run(tmp_path: Path) -> None:
 
 @SUFFIXES
 def test_a_file_that_does_not_fit_in_memory_is_refused(
-    tmp_path: Path, suffix: str, monkeypatch: pytest.MonkeyPatch
+    here: Path, suffix: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    path = tmp_path / f"run{suffix}"
+    path = here / f"run{suffix}"
     SAVERS[suffix](uniform(), path)
     monkeypatch.setattr("attnviz.machine.free_memory", lambda: 10)
     assert " of memory and 10 B are free; " in fails(path)
 
 
-def test_a_copy_under_another_name_still_loads(tmp_path: Path) -> None:
-    save_npz(uniform(), tmp_path / "run.npz")
-    shutil.copy(tmp_path / "run.npz", tmp_path / "日本 $x.NPZ")
-    assert_same(load(tmp_path / "日本 $x.NPZ"), uniform())
+def test_a_copy_under_another_name_still_loads(here: Path) -> None:
+    save_npz(uniform(), here / "run.npz")
+    shutil.copy(here / "run.npz", here / "日本 $x.NPZ")
+    assert_same(load(here / "日本 $x.NPZ"), uniform())
