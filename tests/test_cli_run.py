@@ -463,3 +463,10 @@ def test_pictures_of_an_earlier_run_are_remarked(capsys: pytest.CaptureFixture[s
     call(["run", "a b", *SMALL, "-o", "o", "-q"])
     call(["run", "c d", *SMALL, "-o", "o", "--force", "--heads", "0"])
     assert "o/ still holds 2 pictures of an earlier run" in capsys.readouterr().err
+
+
+def test_what_can_be_kept_is_what_a_saved_run_documents() -> None:
+    from attnviz.cli.run import KEEPABLE
+    from attnviz.result import KEEPABLE as DOCUMENTED
+
+    assert KEEPABLE == DOCUMENTED  # named twice, so that a wrong flag needs no NumPy to be seen
