@@ -75,7 +75,7 @@ def from_array(
 ) -> Rule:
     """A mask given whole, True = may look: `[Tq Tk]`, `[B Tq Tk]` or `[B H Tq Tk]`.
 
-    B and H may be 1, and are then the same for all.
+    B, H and Tq may be 1, and the mask is then the same for all of them.
 
     Raises `InputError` that names both shapes, axis by axis, when it does not fit.
     """
@@ -91,7 +91,7 @@ def from_array(
     wrong = [
         f"{axis} {size} ≠ {want[axis]}"
         for axis, size in axes_sizes
-        if size != want[axis] and not (size == 1 and axis in "BH")
+        if size != want[axis] and (size != 1 or axis == "Tk")
     ]
     if wrong:
         given = " ".join(f"{axis}={size}" for axis, size in axes_sizes)
@@ -99,6 +99,8 @@ def from_array(
         hint = ""
         if array.shape == (heads, queries, keys):
             hint = "; that is one mask a head: add the batch axis, [1 H Tq Tk]"
+        elif array.shape == (batch * heads, queries, keys):
+            hint = f"; {len(array)} = B·H: reshape it to [B H Tq Tk], [{batch} {heads} …]"
         elif array.shape[-2:] == (keys, queries) and keys != queries:
             hint = "; it looks transposed: rows are queries, columns are keys"
         raise InputError(

@@ -74,9 +74,22 @@ SIZES_AND_FLAGS = {
     "run x --mask missing.npy": "mask missing.npy: no such file or directory",
     "run --wrong": "No such option: --wrong (see attnviz run --help)",
     "walk": "No such command 'walk' (see attnviz --help)",
-    "shapes x --len 5": "--len and TEXT both give the queries; give one of them",
+    "shapes x --len 5": "--len and TEXT both give the number of queries; give one of them",
     "shapes --len 0": "--len is 0; it must be at least 1",
-    "shapes --key-len 5": "--key-len goes with --len; --keys gives the keys of a text",
+    "shapes --key-len 5": "--key-len goes with --len; a text has sizes of its own",
+    "shapes x --vocab 3": "--vocab goes with --len; a text has sizes of its own",
+    "shapes --batch 3": "--batch goes with --len; a text has sizes of its own",
+    "shapes --len 6 --pad-to 9": (
+        "--len and --pad-to both give the number of queries; give one of them"
+    ),
+    "shapes --len 6 --keys a": "--len and --keys both give the keys; give one of them",
+    "shapes --len 6 --key-len 3 --keys a": (
+        "--key-len and --keys both give the keys; give one of them"
+    ),
+    "shapes --len 6 --mask missing.npy": "mask missing.npy: no such file or directory",
+    "shapes x --json --format markdown": (
+        "--json and --format markdown both give the form; give one of them"
+    ),
 }
 
 

@@ -248,11 +248,16 @@ def test_an_array_of_columns_first_or_read_only_is_taken() -> None:
         ),
         (
             (2, 1, 1, 1024),
-            "mask m is [B=2 H=1 Tq=1 Tk=1024], expected [B=2 H=3 Tq=5 Tk=7]: Tq 1 ≠ 5, Tk 1024 ≠ 7",
+            "mask m is [B=2 H=1 Tq=1 Tk=1024], expected [B=2 H=3 Tq=5 Tk=7]: Tk 1024 ≠ 7",
         ),
         ((7,), "mask m has 1 axes, shape [7]; [Tq Tk], [B Tq Tk] or [B H Tq Tk] is expected"),
         ((), "mask m has 0 axes, shape []; [Tq Tk], [B Tq Tk] or [B H Tq Tk] is expected"),
         ((0, 7), "mask m is [Tq=0 Tk=7], expected [Tq=5 Tk=7]: Tq 0 ≠ 5"),
+        (
+            (6, 5, 7),
+            "mask m is [B=6 Tq=5 Tk=7], expected [B=2 Tq=5 Tk=7]: B 6 ≠ 2; 6 = B·H: reshape it to "
+            "[B H Tq Tk], [2 3 …]",
+        ),
     ],
 )
 def test_arrays_that_do_not_fit(shape: tuple[int, ...], message: str) -> None:

@@ -30,6 +30,9 @@ FORMATS = ("table", "json", "markdown", "mermaid")
 
 MODULE = "A module of your own"
 
+USUAL_VOCABULARY = 37000
+"""Tokens of the shared vocabulary of Vaswani et al. 2017, section 5.1."""
+
 USUAL_LENGTH = 1024
 """Tokens that a model's shapes are shown for when nothing is said."""
 
@@ -66,18 +69,24 @@ def shapes(
         ),
     ] = None,
     batch: Annotated[
-        int,
-        typer.Option(metavar="N", help="Sequences of that length.", rich_help_panel=INPUT),
-    ] = 1,
+        int | None,
+        typer.Option(
+            metavar="N",
+            help="Sequences of that length; 1 when left out.",
+            rich_help_panel=INPUT,
+            show_default=False,
+        ),
+    ] = None,
     vocabulary: Annotated[
-        int,
+        int | None,
         typer.Option(
             "--vocab",
             metavar="N",
-            help="Rows of the embedding table, where no text gives them.",
+            help=f"Rows of the embedding table, with --len; {USUAL_VOCABULARY} when left out.",
             rich_help_panel=INPUT,
+            show_default=False,
         ),
-    ] = 37000,
+    ] = None,
     model: Annotated[
         Path | None,
         typer.Option(
@@ -147,7 +156,8 @@ def shapes(
     ] = False,
 ) -> None:
     """Show every tensor on the way through the layer: its shape, cost and meaning."""
-    form = "json" if as_json else choice("--format", form, FORMATS)
+    form_given = choice("--format", form, FORMATS)
+    form = "json" if as_json else form_given
     text = {"TEXT": inputs.text, "--file": inputs.file}
     own_layer = dict.fromkeys(layer.given, True)
     if module is not None:
@@ -157,13 +167,19 @@ def shapes(
         return
     if init is not None or inputs_of_module:
         raise ConfigError("--init and --input go with --module FILE.py:CLASS")
+    if as_json and form_given not in ("table", "json"):
+        raise ConfigError(f"--json and --format {form_given} both give the form; give one of them")
     if length is not None:
-        _only("--len", text, "the queries")
+        keys = {"--keys": inputs.keys, "--key-file": inputs.key_file}
+        _only("--len", {**text, "--pad-to": inputs.pad_to}, "the number of queries")
+        _only("--key-len" if key_length else "--len", keys, "the keys")
+    elif model is None:
+        for flag, given in (("--batch", batch), ("--key-len", key_length), ("--vocab", vocabulary)):
+            if given is not None:
+                raise ConfigError(f"{flag} goes with --len; a text has sizes of its own")
     if model is not None:
         _only("--model", text, "the queries")
         _only("--model", own_layer, "the layer")
-    if length is None and key_length is not None:
-        raise ConfigError("--key-len goes with --len; --keys gives the keys of a text")
     if versus is not None and form != "table":
         raise ConfigError(f"--vs makes a table; --format {form} shows one layer at a time")
     sizes = GivenSizes(model, length, key_length, batch, vocabulary)
@@ -189,8 +205,8 @@ class GivenSizes:
     model: Path | None
     length: int | None
     key_length: int | None
-    batch: int
-    vocabulary: int
+    batch: int | None
+    vocabulary: int | None
 
     def __post_init__(self) -> None:
         for flag, size in (
@@ -220,12 +236,30 @@ def _flow(inputs: InputFlags, layer: LayerFlags, masking: MaskFlags, given: Give
         return _of_model(given.model, given)
     if given.length is not None:
         keys = given.length if given.key_length is None else given.key_length
-        lengths = {"B": given.batch, "Tq": given.length, "Tk": keys, "V": given.vocabulary}
+        lengths = {
+            "B": given.batch or 1,
+            "Tq": given.length,
+            "Tk": keys,
+            "V": given.vocabulary or USUAL_VOCABULARY,
+        }
         config = _checked(layer, lengths)
-        return _of_layer(config, lengths, masking.is_set, given.key_length is not None)
+        per_head = _mask_of_size(masking, lengths, config)
+        cross = given.key_length is not None
+        return _of_layer(config, lengths, masking.is_set, cross, per_head=per_head)
     text = read_sequences(inputs)
     config = _checked(layer, text.lengths(inputs))
     return _of_text(inputs, masking, config, text)
+
+
+def _mask_of_size(masking: MaskFlags, lengths: Mapping[str, int], config: AttentionConfig) -> bool:
+    """Whether the mask file differs between heads; it has to fit the sizes that were given."""
+    if masking.mask is None:
+        return False
+    from attnviz.masks import from_array, read_mask
+
+    array, name = read_mask(masking.mask, masking.mask_means)
+    sizes = (lengths["B"], config.n_heads, lengths["Tq"], lengths["Tk"])
+    return from_array(array, name, *sizes).per_head
 
 
 def _of_layer(
@@ -283,13 +317,17 @@ def _of_model(path: Path, given: GivenSizes) -> Flow:
 
     architecture = read_architecture(path)
     length = USUAL_LENGTH if given.length is None else given.length
-    steps = architecture_steps(architecture, given.batch, length, given.key_length)
-    dtype = architecture.dtype or "float32"
+    batch = given.batch or 1
+    steps = architecture_steps(architecture, batch, length, given.key_length)
     config = {
         **dataclasses.asdict(architecture),
-        "cache": cache_as_json(architecture, length, given.batch, dtype),
+        "cache": cache_as_json(architecture, length, batch, architecture.dtype or "float32"),
     }
-    return Flow(steps, sizes_of(steps), config, architecture_facts(architecture))
+    facts = architecture_facts(architecture)
+    longest = architecture.longest
+    if longest is not None and length > longest:
+        facts.append(("note", f"{length:,} tokens are more than the {longest:,} it was made for"))
+    return Flow(steps, sizes_of(steps), config, facts)
 
 
 # ── sizes that cannot work ───────────────────────────────────────────────────────────────────
