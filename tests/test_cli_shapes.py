@@ -153,6 +153,14 @@ def test_rows_that_differ_are_marked(capsys: pytest.CaptureFixture[str]) -> None
     assert found["parameters"] == (True, ["19,995,648", "19,601,664"])
 
 
+def test_masks_can_differ(capsys: pytest.CaptureFixture[str]) -> None:
+    assert call(["shapes", "--len", "100", "--vs", "--causal --len 50"]) == 0
+    found = rows(capsys.readouterr().out)
+    assert found["masked_scores"][1] == ["-", "1×8×50×50", "-", "~20k FLOP, 78.1 KiB"]
+    assert call(["shapes", "a b", "--causal", "--vs", "--no-causal"]) == 0
+    assert rows(capsys.readouterr().out)["allowed"][1][:2] == ["1×1×2×2", "-"]
+
+
 def test_both_sides_may_be_the_same(capsys: pytest.CaptureFixture[str]) -> None:
     assert call(["shapes", "the cat", "--vs", "--seed 3"]) == 0
     assert not any(marked for marked, _ in rows(capsys.readouterr().out).values())
@@ -233,8 +241,19 @@ def test_a_model_shows_its_layer_and_its_cache(
 def test_a_model_as_json(gemma: Path, capsys: pytest.CaptureFixture[str]) -> None:
     found = document(capsys, "--model", str(gemma / "config.json"), "--batch", "3")
     assert step(found, "k")["shape"] == [3, 1, 1024, 256]
+    assert step(found, "k")["dtype"] == "bfloat16"
     cache = found["config"]["cache"]
     assert cache["bytes"] == 3 * 1024 * (22 * 512 + 4 * 1024)
+
+
+def test_a_length_beyond_the_model_is_remarked(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "config.json").write_text(
+        '{"model_type": "gpt2", "n_embd": 768, "n_head": 12, "n_layer": 12, "n_positions": 1024}'
+    )
+    assert call(["shapes", "--model", str(tmp_path), "--len", "8192"]) == 0
+    assert "8,192 tokens are more than the 1,024 it was made for" in capsys.readouterr().out
 
 
 def test_a_model_beside_a_layer_from_flags(gemma: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -132,7 +132,8 @@ def shapes(
         typer.Option(
             "--vs",
             metavar="FLAGS",
-            help='Beside it, the same with other flags ("--n-heads 4") or another config.json.',
+            help="Beside it, the same with other flags of the layer, the length or the masks "
+            '("--n-heads 4 --causal"), or another config.json.',
             rich_help_panel=OUTPUT,
             show_default=False,
         ),
@@ -187,8 +188,7 @@ def shapes(
     if versus is None:
         _print(flow, form, source, expand)
         return
-    other_layer, other_sizes = _changed(layer, sizes, versus)
-    _print_both(flow, _flow(inputs, other_layer, masking, other_sizes))
+    _print_both(flow, _flow(inputs, *_changed(layer, masking, sizes, versus)))
 
 
 def _only(flag: str, others: Mapping[str, object], what: str) -> None:
@@ -397,7 +397,9 @@ def _module(place: str, init: str, inputs: Sequence[str], form: str, source: boo
 # ── two at once ──────────────────────────────────────────────────────────────────────────────
 
 
-def _changed(layer: LayerFlags, sizes: GivenSizes, versus: str) -> tuple[LayerFlags, GivenSizes]:
+def _changed(
+    layer: LayerFlags, masking: MaskFlags, sizes: GivenSizes, versus: str
+) -> tuple[LayerFlags, MaskFlags, GivenSizes]:
     """The flags with those of --vs put in; a path alone stands for `--model PATH`."""
 
     class Parser(argparse.ArgumentParser):
@@ -408,6 +410,10 @@ def _changed(layer: LayerFlags, sizes: GivenSizes, versus: str) -> tuple[LayerFl
     for field in dataclasses.fields(LayerFlags):
         kind = str if isinstance(field.default, str) else int
         parser.add_argument(f"--{field.name.replace('_', '-')}", type=kind, dest=field.name)
+    for rule in ("causal", "segments"):
+        parser.add_argument(f"--{rule}", action=argparse.BooleanOptionalAction)
+    for rule in ("window", "prefix"):
+        parser.add_argument(f"--{rule}", type=int)
     parser.add_argument("--len", type=int, dest="length")
     parser.add_argument("--key-len", type=int, dest="key_length")
     parser.add_argument("--batch", type=int)
@@ -423,10 +429,15 @@ def _changed(layer: LayerFlags, sizes: GivenSizes, versus: str) -> tuple[LayerFl
     if not given:
         parser.error('flags of the other layer are expected, "--n-heads 4", or a config.json')
     of_sizes = {name: given.pop(name) for name in list(given) if hasattr(sizes, name)}
+    of_masks = {name: given.pop(name) for name in list(given) if hasattr(masking, name)}
     if given and "model" not in of_sizes and sizes.model is not None:
         of_sizes["model"] = None  # the other side is a layer from flags
         of_sizes.setdefault("length", sizes.length or USUAL_LENGTH)
-    return dataclasses.replace(layer, **given), dataclasses.replace(sizes, **of_sizes)
+    return (
+        dataclasses.replace(layer, **given),
+        dataclasses.replace(masking, **of_masks),
+        dataclasses.replace(sizes, **of_sizes),
+    )
 
 
 def _print_both(a: Flow, b: Flow) -> None:

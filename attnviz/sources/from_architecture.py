@@ -53,10 +53,11 @@ def architecture_steps(
     chosen = kinds[choice("layer kind", kind or architecture.kinds[0].name, tuple(kinds))]
     sizes = _small_sizes(architecture)
     recorder = Recorder(sizes)
-    layer = ArchitectureLayer(architecture, chosen, sizes)
+    dtype = getattr(torch, architecture.dtype or "float32")
+    layer = ArchitectureLayer(architecture, chosen, sizes).to(dtype)
     with torch.no_grad():
-        x = torch.zeros(sizes["B"], sizes["Tq"], sizes["d_model"])
-        y = torch.zeros(sizes["B"], sizes["Tk"], sizes["d_model"])
+        x = torch.zeros(sizes["B"], sizes["Tq"], sizes["d_model"], dtype=dtype)
+        y = torch.zeros(sizes["B"], sizes["Tk"], sizes["d_model"], dtype=dtype)
         allowed = torch.ones(sizes["B"], 1, sizes["Tq"], sizes["Tk"], dtype=torch.bool)
         layer(x, y, allowed, recorder)
     true = {
