@@ -301,3 +301,18 @@ def test_a_comparison_and_a_cache_fit_any_width(width: int, gemma: Path) -> None
         print_cache(cache_as_json(architecture, 4096, 2, "float16"), console)
     printed = [Text.from_ansi(line).cell_len for line in capture.get().splitlines()]
     assert max(printed) <= width
+
+
+@pytest.mark.parametrize("width", [12, 20, 36, 60])
+def test_facts_fit_any_width(width: int) -> None:
+    from rich.console import Console
+
+    from attnviz.cli.facts import layer_facts, print_facts
+    from attnviz.config import AttentionConfig
+
+    console = Console(width=width, force_terminal=True, color_system=None)
+    with console.capture() as capture:
+        print_facts(console, layer_facts(AttentionConfig.from_sizes()))
+    printed = capture.get()
+    assert max(map(len, printed.splitlines())) <= width
+    assert "".join(printed.split()).startswith("layer8heads,d_model512,d_k64,")

@@ -37,7 +37,10 @@ def print_facts(console: Console, facts: Sequence[Fact]) -> None:
     width = console.width if console.is_terminal else 10**6
     for label, text in facts:
         pieces = [Text(word) for word in text.split(" ")]
-        lines = flow(pieces, max(width - INDENT, INDENT), gap=" ")
+        if width < 3 * INDENT:  # too narrow for a column of labels
+            write(console, *flow([Text(label), *pieces], width, "  ", gap=" "))
+            continue
+        lines = flow(pieces, width - INDENT, gap=" ")
         for i, line in enumerate(lines):
             write(console, Text((label if i == 0 else "").ljust(INDENT)) + line)
 
