@@ -48,7 +48,9 @@ class Finding:
 class ModuleTrace:
     """The steps of a module at the sizes given, with `sizes` for each named axis.
 
-    `notes` say how the trace was made where that is not obvious.
+    `notes` say how the trace was made where that is not obvious. `along_keys` of `softmaxes` were
+    seen to run along the axis that their weights are then summed over; one over features is no
+    softmax of scores and not counted.
     """
 
     file: str
@@ -58,3 +60,5 @@ class ModuleTrace:
     notes: tuple[str, ...]
     sizes: Mapping[str, int]
     n_parameters: int
+    softmaxes: int = 0
+    along_keys: int = 0

@@ -53,6 +53,7 @@ CORRECT = {
     "TalkingHeads": ("", [X]),
     "OneKeyHead": ("dim=64,n_heads=4,head_dim=16", ["2,6,64"]),
     "Gated": ("", [X]),
+    "OneKeyHeadEinsum": ("64, 4", ["2,6,64"]),
 }
 
 
@@ -64,6 +65,8 @@ def test_a_correct_module_gets_no_warning(name: str) -> None:
     assert trace.class_name == name
     assert all(len(step.axes) == len(step.shape) for step in trace.steps)
     assert not any("not known" in note for note in trace.notes)
+    if not trace.notes:
+        assert trace.along_keys == trace.softmaxes > 0
 
 
 @pytest.mark.parametrize("name", ["Reshape", "Sdpa", "TorchOwn", "FusedPermute"])
@@ -154,7 +157,8 @@ WRONG_ONES = {
     "SoftmaxOverHeads": ("softmax", [X], "runs over H (axis 1 of [B H Tq Tk])"),
     "SoftmaxNoDim": ("softmax", [X], "runs over H (axis 1 of [B H Tq Tk])"),
     "SoftmaxOverBatch": ("softmax", [X], "runs over the batch (axis 0 of [B H Tq Tk])"),
-    "SoftmaxOverQueries": ("normalised", [X], "ran over Tq of [B H Tq Tk], but the sum"),
+    "SoftmaxOverQueries": ("normalised", [X], "ran over queries, Tq of [B H Tq Tk], but the sum"),
+    "QueriesByEinsum": ("normalised", ["2,6,64"], "queries, Tq of [B H Tq Tk], but the sum"),
     "SdpaUnswapped": ("softmax", [X], "runs over H (axis 2 of [B T H d_k])"),
     "TimeFirstLayer": ("softmax", [X], "runs over the batch (axis 0 of [B T d_model])"),
     "TimeFirstByHand": ("softmax", [X], "runs over the batch (axis 2 of [T·H B B])"),
@@ -639,6 +643,24 @@ def test_hostile_names_are_shown_as_what_they_are() -> None:
     assert "\x1b" not in text
     assert "[/red]  a\\x1b[31m.py  0 parameters" in text
     assert "warning a\\n:1" in text
+
+
+def test_nothing_is_called_right_that_was_not_established(tmp_path: Path) -> None:
+    def last(body: str) -> str:
+        trace = trace_module(written(tmp_path, body), "A", "16, 4", ["2,3,16"])
+        return " ".join(printed(trace, 200).split("\n\n")[-1].split())
+
+    good = "no reshape regroups elements"
+    assert last("def forward(self, x):\n    return self.q(x)") == (
+        f"{good}; no softmax of scores was seen"
+    )
+    assert last("def forward(self, x):\n    return (x @ x.mT).softmax(-2)") == (
+        f"{good}; of 1 softmax, 1 could not be followed to a sum with the values: "
+        "whether it runs along keys is not known"
+    )
+    assert last("def forward(self, x):\n    return (x @ x.mT).softmax(-1) @ x") == (
+        f"{good}, and every softmax of scores runs along keys"
+    )
 
 
 def test_json_holds_all_fields() -> None:

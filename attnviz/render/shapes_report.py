@@ -36,8 +36,7 @@ def print_module_trace(trace: ModuleTrace, console: Console, *, source: bool = T
         for words in (finding.text, finding.advice):
             write(console, *_indented(words, paper))
     if trace.steps and not trace.findings and not trace.notes:
-        good = "no reshape regroups elements, and every softmax of scores runs along keys"
-        write(console, Text(), *flow([paper.text(good, "green")], paper.width))
+        write(console, Text(), *flow([_established(trace, paper)], paper.width))
     for note in trace.notes:
         write(
             console,
@@ -59,6 +58,20 @@ def _head(trace: ModuleTrace, paper: Paper) -> list[Text]:
     )
     sizes = [_axis(name, paper, f"{name} {n}") for name, n in trace.sizes.items()]
     return [*flow([title], paper.width, "  "), *flow(sizes, paper.width, "  ")]
+
+
+def _established(trace: ModuleTrace, paper: Paper) -> Text:
+    """What was found to be right, and no more than that."""
+    good = "no reshape regroups elements"
+    if not trace.softmaxes:
+        return paper.text(f"{good}; no softmax of scores was seen", "green")
+    if trace.along_keys == trace.softmaxes:
+        return paper.text(f"{good}, and every softmax of scores runs along keys", "green")
+    untold = trace.softmaxes - trace.along_keys
+    return paper.text(
+        f"{good}; of {trace.softmaxes} softmax{'es' * (trace.softmaxes > 1)}, {untold} could not "
+        "be followed to a sum with the values: whether it runs along keys is not known"
+    )
 
 
 def _axis(axis: str, paper: Paper, shown: str = "") -> Text:

@@ -706,7 +706,8 @@ def _trace(file: Path, module_class: type[nn.Module], plan: _Plan) -> ModuleTrac
         notes.append("forward called no torch function on a tensor")
     return ModuleTrace(
         str(file), module_class.__name__, tuple(steps), findings, tuple(notes), _in_order(given),
-        real.n_parameters,
+        real.n_parameters, chosen.watcher.ledger.softmaxes,
+        len(chosen.watcher.ledger.along_keys),
     )  # fmt: skip
 
 
@@ -805,8 +806,9 @@ def _in_words(
             "swap T and H before the product: [B T H d_k].transpose(1, 2)",
         )
     if trouble.kind == "normalised":
+        over = f"queries, {axis}" if axis == "Tq" else axis
         return (
-            f"the softmax ran over {axis} of [{' '.join(own)}], but the sum runs over "
+            f"the softmax ran over {over} of [{' '.join(own)}], but the sum runs over "
             f"{own[trouble.meets]}: a query's weights do not sum to 1",
             KEYS_ADVICE,
         )

@@ -33,7 +33,10 @@ LARGEST = 2**22
 """Elements: a larger tensor's coordinates are let go rather than laid out."""
 
 SOFTMAX = "softmax"
-"""A mark with the form of a coordinate: it varies along the axis that a softmax ran over."""
+"""A mark with the form of a coordinate: it varies along the axis that a softmax ran over.
+
+Its name carries a number, so that each softmax is followed to the sum that its weights go into.
+"""
 
 RESHAPES = {"view", "reshape", "flatten", "unflatten", "view_as", "reshape_as", "ravel"}
 MOVES = RESHAPES | {
@@ -135,6 +138,10 @@ class Ledger:
 
     known: dict[int, tuple[Tensor, Info]] = field(default_factory=dict)
     projections: int = 0
+    softmaxes: int = 0
+    """Softmaxes of scores, or of what cannot be told: those of features are not counted."""
+    along_keys: set[str] = field(default_factory=set)
+    """The marks of those that were seen to run along the axis that is summed with the values."""
 
     def of(self, tensor: Tensor) -> Info:
         return self.known[id(tensor)][1] if id(tensor) in self.known else Info()
@@ -341,13 +348,14 @@ class Ledger:
             activations += bool(info.coordinates)
             summed = [letter for letter in letters if letter not in output]
             others = [t for j, (t, _) in enumerate(operands) if j != i and self.of(t).coordinates]
-            mark = info.coordinates.get(SOFTMAX)
-            if mark is not None and others and summed:
-                along = [a for a, part in enumerate(mark) if part is not None]
-                if along and all(letters[a] not in summed for a in along):
-                    troubles.append(Trouble("normalised", i, along[0], letters.index(summed[0])))
             for key, parts in info.coordinates.items():
-                if key == SOFTMAX:
+                if family(key) == SOFTMAX and others and summed:
+                    along = [a for a, part in enumerate(parts) if part is not None]
+                    if any(letters[a] in summed for a in along):
+                        self.along_keys.add(key)
+                    elif info.product:
+                        meets = letters.index(summed[0])
+                        troubles.append(Trouble("normalised", i, along[0], meets))
                     continue
                 here = {
                     letter: part
@@ -371,7 +379,7 @@ class Ledger:
             key: tuple(by_letter.get(letter) for letter in output)
             for key, by_letter in merged.items()
         }
-        if activations < 2 and result.ndim:
+        if activations == 1 and result.ndim:
             self.projections += 1  # a parameter's own axes are features of a new projection
             known = {a for p in coordinates.values() for a, x in enumerate(p) if x is not None}
             last = result.ndim - 1
@@ -391,7 +399,11 @@ class Ledger:
             dim = 0 if source.ndim in (0, 1, 3) else 1
         info, axis = self.of(source), dim % max(source.ndim, 1)
         troubles = _softmax_trouble(info, axis)
-        self.set(result, info if troubles else _normalised(info, result, axis))
+        if info.product or all(family(key) != "F" for key in info.along(axis)):
+            self.softmaxes += 1
+            if not troubles:
+                info = _normalised(info, result, axis, f"{SOFTMAX}#{self.softmaxes}")
+        self.set(result, info)
         return troubles
 
     def _on_scaled_dot_product_attention(
@@ -419,6 +431,9 @@ class Ledger:
         troubles += [
             Trouble(t.kind, 1, k.ndim - 2) for t in _softmax_trouble(info, scores.ndim - 1)
         ]
+        self.softmaxes += 1
+        if info.product and not troubles:
+            self.along_keys.add(f"{SOFTMAX}#{self.softmaxes}")
         self.set(scores, Info(info.coordinates, product=True))
         troubles += self._contract([(scores, batch + "nm"), (v, batch + "me")], batch + "ne",
                                    results[0])  # fmt: skip
@@ -443,6 +458,9 @@ class Ledger:
                     operands = [*tensors_in(args), *tensors_in(kwargs)]
                     place = next(i for i, t in enumerate(operands) if t is mask)
                     troubles.append(Trouble("fold", place, 0))
+        self.softmaxes += 1
+        if self.of(key).coordinates and not troubles:
+            self.along_keys.add(f"{SOFTMAX}#{self.softmaxes}")
         self._project(query, results[0])
         for result in results[1:]:
             self.set(result, Info())
@@ -460,14 +478,14 @@ def _holds_features(info: Info) -> bool:
     )
 
 
-def _normalised(info: Info, result: Tensor, axis: int) -> Info:
-    """`info` with the mark of a softmax along `axis`."""
-    if result.ndim == 0 or result.shape[axis] == 1 or not info.product:
+def _normalised(info: Info, result: Tensor, axis: int, name: str) -> Info:
+    """`info` with the mark `name` of a softmax along `axis`."""
+    if result.ndim == 0 or result.shape[axis] == 1:
         return info
     mark = tuple(
         torch.arange(result.shape[axis]) if i == axis else None for i in range(result.ndim)
     )
-    return Info({**info.coordinates, SOFTMAX: mark}, info.product)
+    return Info({**info.coordinates, name: mark}, info.product)
 
 
 def _softmax_trouble(info: Info, axis: int) -> list[Trouble]:

@@ -376,3 +376,21 @@ class Gated(Base):
         y = F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).flatten(2)
         gates = self.gate(x).softmax(-1)
         return torch.einsum("bte,btd->btd", gates, self.w_o(y))
+
+
+class OneKeyHeadEinsum(nn.Module):
+    """One key/value head, without an axis for it, and a causal mask made on the spot."""
+
+    def __init__(self, dim, heads):
+        super().__init__()
+        self.h, self.d = heads, dim // heads
+        self.q, self.kv, self.o = nn.Linear(dim, dim), nn.Linear(dim, 2 * self.d), nn.Identity()
+
+    def forward(self, x):
+        b, t, c = x.shape
+        q = self.q(x).view(b, t, self.h, self.d).transpose(1, 2)
+        k, v = self.kv(x).split(self.d, -1)
+        scores = torch.einsum("bhtd,bsd->bhts", q, k) / self.d**0.5
+        future = torch.ones(t, t, dtype=torch.bool, device=x.device).triu(1)
+        weights = scores.masked_fill(future, -torch.inf).softmax(-1)
+        return self.o(torch.einsum("bhts,bsd->bthd", weights, v).reshape(b, t, c))

@@ -200,3 +200,20 @@ class LayerInForward(Base):
         q, k, v = self.qkv(x)
         y = ((q @ k.mT).softmax(-1) @ v).transpose(1, 2).flatten(2)
         return nn.Linear(y.shape[-1], x.shape[-1])(y) + x  # wrong
+
+
+class QueriesByEinsum(Base):
+    """One key/value head and a causal mask: the softmax runs along the wrong positions."""
+
+    def __init__(self, d_model=64, n_heads=4):
+        super().__init__(d_model, n_heads)
+        self.kv = nn.Linear(d_model, 2 * self.d_k)
+
+    def forward(self, x):
+        b, t, c = x.shape
+        q = self.w_q(x).view(b, t, self.n_heads, self.d_k).transpose(1, 2)
+        k, v = self.kv(x).split(self.d_k, -1)
+        scores = torch.einsum("bhtd,bsd->bhts", q, k) / self.d_k**0.5
+        future = torch.ones(t, t, dtype=torch.bool).triu(1)
+        weights = scores.masked_fill(future, -torch.inf).softmax(-2)
+        return torch.einsum("bhts,bsd->bthd", weights, v).reshape(b, t, c)  # wrong
