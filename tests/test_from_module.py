@@ -54,6 +54,7 @@ CORRECT = {
     "OneKeyHead": ("dim=64,n_heads=4,head_dim=16", ["2,6,64"]),
     "Gated": ("", [X]),
     "OneKeyHeadEinsum": ("64, 4", ["2,6,64"]),
+    "AddedMask": ("64, 4", ["2,6,64", "attention_mask: 2,6"]),
 }
 
 
@@ -72,6 +73,36 @@ def test_a_correct_module_gets_no_warning(name: str) -> None:
 @pytest.mark.parametrize("name", ["Reshape", "Sdpa", "TorchOwn", "FusedPermute"])
 def test_sizes_that_are_equal_by_chance_give_no_warning(name: str) -> None:
     assert trace_module(RIGHT, name, "64, 8", ["8,8,64"]).findings == ()
+
+
+@pytest.mark.parametrize(
+    "mask",
+    [
+        "attention_mask: 2,6",
+        "attention_mask: int64 2,6",
+        "attention_mask: float B=2,T=6",
+        "bool 2,6",
+        "2,6",
+        "B=2,T=6",
+    ],
+)
+def test_a_mask_of_any_type_is_told_from_features(mask: str) -> None:
+    trace = trace_module(RIGHT, "AddedMask", "64, 4", ["2,6,64", mask])
+    assert (trace.findings, trace.notes) == ((), ())
+    assert axes(trace, "getitem") == ["B 1 1 T"]
+    assert trace.along_keys == trace.softmaxes == 1
+    square = ["6,6,64", mask.replace("2", "6")]
+    if "attention" in mask or "B=" in mask:  # else its rows may as well be queries
+        assert trace_module(RIGHT, "AddedMask", "64, 4", square).findings == ()
+
+
+def test_a_mask_of_queries_and_keys_is_no_mask_of_samples() -> None:
+    for mask in ("mask: 6,6", "6,6", "attention_mask: T=6,T=6", "attn_bias: 1,1,6,6", "1,4,6,6"):
+        trace = trace_module(WRONG, "AddedMaskMeetsQueries", "64, 4",
+                             ["2,6,64", mask.split(": ")[-1]])  # fmt: skip
+        assert trace.findings == ()
+    named = ["6,6,64", "attention_mask: T=6,T=6"]
+    assert trace_module(WRONG, "AddedMaskMeetsQueries", "64, 4", named).findings == ()
 
 
 def test_every_module_of_the_samples_is_tried() -> None:
@@ -139,8 +170,8 @@ def test_notes_say_how_the_trace_was_made() -> None:
     (note,) = trace_module(RIGHT, "HeadLoop", "", [X]).notes
     assert note == ("the number of ops depends on the sizes; axes are named from the sizes given")
     (note,) = trace_module(RIGHT, "Windows", "", ["2,16,512"]).notes
-    assert note.startswith("with another batch and length (B 3, T 11) ")
-    assert "shape '[3, 2, 4, 512]' is invalid" in note
+    assert note.startswith("with another batch and length (B 11, T 13) ")
+    assert "shape '[11, 3, 4, 512]' is invalid" in note
 
 
 # ── wrong ────────────────────────────────────────────────────────────────────────────────────
@@ -173,6 +204,11 @@ WRONG_ONES = {
     "MaskRepeated": ("fold", [X, "bool 2,6,6"], "samples of [B·H Tq Tk] are in another order"),
     "TorchMaskRepeated": ("fold", [X, "bool 2,6,6"], "of [B·H Tq Tk] are in another order"),
     "LayerInForward": ("untrained", [X], "Linear is made anew in each forward"),
+    "AddedMaskMeetsQueries": (
+        "coincidence",
+        ["6,6,512", "attention_mask: 6,6"],
+        "B of [B T] meets Tq of [B H Tq Tk]: it broadcasts only because both are 6 here",
+    ),
     "HardCodedMaskMeetsHeads": (
         "coincidence",
         ["8,6,64", "bool 8,6,6"],
@@ -502,6 +538,11 @@ def test_sizes_that_do_not_fit_in_memory_are_refused(tmp_path: Path) -> None:
         ("bool 2,6", InputSpec(None, "bool", ("B", "T"), (2, 6))),
         ("bool Tq=5,Tk=7", InputSpec(None, "bool", ("T", "T"), (5, 7))),
         ("int 2,6", InputSpec(None, "int", ("B", "T"), (2, 6))),
+        ("ids: int32 2,6", InputSpec("ids", "int32", ("B", "T"), (2, 6))),
+        ("attention_mask: 2,6", InputSpec("attention_mask", "float", ("B", "T"), (2, 6))),
+        ("attention_mask: long 6,6", InputSpec("attention_mask", "long", ("B", "T"), (6, 6))),
+        ("attn_mask: 6,6", InputSpec("attn_mask", "float", ("T", "T"), (6, 6))),
+        ("masked_x: 2,6,64", InputSpec("masked_x", "float", ("B", "T", "width"), (2, 6, 64))),
         ("x:7", InputSpec("x", "float", ("B",), (7,))),
         ("1,2,3,4,5", InputSpec(None, "float", ("1", "T", "", "", ""), (1, 2, 3, 4, 5))),
     ],
@@ -510,10 +551,14 @@ def test_inputs_are_read(text: str, spec: InputSpec) -> None:
     assert parse_input(text) == spec
 
 
-@pytest.mark.parametrize("text", ["", "2,x", "a b: 2,3", "2;3", "-=2", "float", "1e3"])
+@pytest.mark.parametrize(
+    "text", ["", "2,x", "a b: 2,3", "2;3", "-=2", "float", "1e3", "complex 2,6"]
+)
 def test_inputs_that_cannot_be_read(text: str) -> None:
-    with pytest.raises(InputError, match="cannot be read; sizes are expected"):
+    with pytest.raises(InputError, match="cannot be read; sizes are expected") as caught:
         parse_input(text)
+    for kind in ("float32", "int64", "int32", "long", "bool"):
+        assert kind in str(caught.value)
 
 
 @pytest.mark.parametrize("text", ["0,2", "2,-6", "99999999"])

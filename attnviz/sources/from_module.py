@@ -18,7 +18,7 @@ import traceback
 import types
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -45,17 +45,37 @@ WIDTHS = {
     "embed_size", "hidden_dim", "model_dim", "d", "input_dim", "output_dim", "kdim", "vdim",
 }  # fmt: skip
 KEYS_ADVICE = "take the softmax along the keys, the axis that meets the values"
-KINDS = {"float": torch.float32, "int": torch.long, "bool": torch.bool}
+KINDS = {
+    "float": torch.float32, "float32": torch.float32, "float64": torch.float64,
+    "float16": torch.float16, "bfloat16": torch.bfloat16, "int": torch.long, "long": torch.long,
+    "int64": torch.long, "int32": torch.int32, "uint8": torch.uint8, "bool": torch.bool,
+}  # fmt: skip
+SAMPLES_BY_KEYS = ("attention_mask", "padding", "pad_mask")
+"""Parts of the names by which libraries call a mask [B T], even where B is T."""
 
 
 @dataclass(frozen=True)
 class InputSpec:
-    """One input of `forward`: the argument's name where given, and each axis with its length."""
+    """One input of `forward`: the argument's name where given, and each axis with its length.
+
+    `stated` where the axes were named by the person and not by their number.
+    """
 
     name: str | None
     kind: str
     axes: tuple[str, ...]
     shape: tuple[int, ...]
+    stated: bool = field(default=False, compare=False)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return KINDS[self.kind]
+
+    @property
+    def is_mask(self) -> bool:
+        """Whether it says of positions what they are, and has no features of its own."""
+        name = (self.name or "").lower()
+        return self.dtype == torch.bool or name.endswith(("mask", "bias"))
 
     def pairs(self) -> list[tuple[str, int]]:
         return list(zip(self.axes, self.shape, strict=True))
@@ -67,13 +87,14 @@ def trace_module(
     """Execute `file`, build `class_name(init)`, run it on random inputs, and trace what it does.
 
     `init` is written as in a call: "d_model=512, n_heads=8". Each input is
-    "[name:] [float|int|bool] sizes", the sizes in the order batch, positions, width; where the
-    module wants another order, the axes are named: "T=6,B=2,512". A mask is "mask: bool 2,1,6,6".
+    "[name:] [type] sizes", the type one of `KINDS` and float32 where it is left out, the sizes in
+    the order batch, positions, width; where the module wants another order, the axes are named:
+    "T=6,B=2,512". A mask is "mask: bool 2,1,6,6", and so is whatever is called one.
 
     Raises `InputError`, one line with file and line number, for whatever cannot be read, built or
     run; a shape mismatch in `forward` names the axes of both operands.
     """
-    specs = [parse_input(text) for text in inputs]
+    specs = _read_together([parse_input(text) for text in inputs])
     arguments = parse_init(init)
     with _own_path(file), warnings.catch_warnings(), torch.random.fork_rng(devices=[]):
         warnings.simplefilter("ignore")
@@ -122,26 +143,69 @@ def parse_input(text: str) -> InputSpec:
     except ValueError:
         raise InputError(
             f"--input {printable(text)!r} cannot be read; sizes are expected, as in "
-            '"2,6,512", "T=6,B=2,512" or "mask: bool 2,1,6,6"'
+            f'"2,6,512", "T=6,B=2,512" or "mask: bool 2,1,6,6"; types are {", ".join(KINDS)}'
         ) from None
     if any(not 0 < n <= 10**7 for n in shape):
         raise InputError(f"--input {printable(text)!r}: a size must be between 1 and 10000000")
-    default = {
+    bare = InputSpec(name.strip() or None, kind, tuple(axes), tuple(shape), any(axes))
+    return _with_axes(bare, _usual_axes(bare))
+
+
+def _usual_axes(spec: InputSpec) -> tuple[str, ...]:
+    """What the axes of such an input mean most often."""
+    rank = len(spec.shape)
+    if spec.is_mask and rank <= 4:
+        return _mask_axes(spec)
+    kind = "float" if spec.dtype.is_floating_point else "int"
+    return {
         ("float", 4): ("B", "H", "T", "d_k"),
         ("float", 3): ("B", "T", "width"),
         ("float", 2): ("T", "width"),
         ("int", 1): ("T",),
-        ("bool", 1): ("T",),
-        ("bool", 2): ("T", "T") if shape[0] == shape[-1] else ("B", "T"),
-        ("bool", 3): ("B", "T", "T"),
-        ("bool", 4): ("B", "H", "T", "T"),
-    }.get((kind, len(shape)), ("B", "T", *("",) * max(len(shape) - 2, 0))[: len(shape)])
+    }.get((kind, rank), ("B", "T", *("",) * max(rank - 2, 0))[:rank])
+
+
+def _mask_axes(spec: InputSpec) -> tuple[str, ...]:
+    rows = ("B", "T")
+    named_so = any(part in (spec.name or "").lower() for part in SAMPLES_BY_KEYS)
+    if spec.shape[0] == spec.shape[-1] and not named_so:
+        rows = ("T", "T")
+    return {1: ("T",), 2: rows, 3: ("B", "T", "T"), 4: ("B", "H", "T", "T")}[len(spec.shape)]
+
+
+def _with_axes(spec: InputSpec, usual: Sequence[str]) -> InputSpec:
+    """`spec` with `usual` names where the person gave none."""
     meant = {"Tq": "T", "Tk": "T", "S": "T", "L": "T", "N": "B"}
-    named = tuple(
-        meant.get(axis, axis) or ("1" if n == 1 else usual)
-        for axis, usual, n in zip(axes, default, shape, strict=True)
+    axes = tuple(
+        meant.get(axis, axis) or ("1" if n == 1 else name)
+        for axis, name, n in zip(spec.axes, usual, spec.shape, strict=True)
     )
-    return InputSpec(name.strip() or None, kind, named, tuple(shape))
+    return replace(spec, axes=axes)
+
+
+def _read_together(specs: Sequence[InputSpec]) -> list[InputSpec]:
+    """The specs; one without a name, of the samples and positions of the first, is its mask."""
+    first = specs[0] if specs else None
+    if first is None or first.axes != ("B", "T", "width"):
+        return list(specs)
+    batch, length, _ = first.shape
+    masks: dict[tuple[int, ...], tuple[str, ...]] = {
+        (batch, length): ("B", "T"),
+        (length, length): ("T", "T"),
+    }
+    masks |= {
+        (b, h, length, length): ("B" if b > 1 else "1", "H" if h > 1 else "1", "T", "T")
+        for b in {1, batch}
+        for h in {1, *(s.shape[1] for s in specs if len(s.shape) == 4)}
+    }
+    return [
+        replace(spec, axes=masks[spec.shape])
+        if spec.shape in masks
+        and not (spec.stated or spec.is_mask)
+        and spec.dtype.is_floating_point
+        else spec
+        for spec in specs
+    ]
 
 
 @contextlib.contextmanager
@@ -296,7 +360,7 @@ class _Plan:
                     head = next(primes) * (2 if even else 1)
         fixed = [n for name, n in sizes.items() if name != "B" and name[0] != "T"]
         fixed += [v for v in self.arguments.values() if type(v) is int and v > 1]
-        free = [p for p in (3, 11, 13, 23, 47, 53, 59, 61) if all(n % p for n in fixed if n > 0)]
+        free = [p for p in (11, 13, 3, 23, 47, 53, 59, 61) if all(n % p for n in fixed if n > 0)]
         for symbol in symbols:
             if symbol == "B" or symbol[0] == "T":
                 sizes[symbol] = free.pop(0)
@@ -503,8 +567,8 @@ def _run(
             run.stage = "forward"
             positional, named = [], {}
             for spec, axes, shape in zip(plan.specs, plan.axes, plan.shapes(sizes), strict=True):
-                tensor = _made(spec.kind, shape)
-                watcher.ledger.set(tensor, _origin(axes, shape, spec.kind, sizes))
+                tensor = _made(spec, shape)
+                watcher.ledger.set(tensor, _origin(axes, shape, spec, sizes))
                 if spec.name is None:
                     positional.append(tensor)
                 else:
@@ -516,18 +580,16 @@ def _run(
     return run
 
 
-def _made(kind: str, shape: tuple[int, ...]) -> Tensor:
-    if kind == "float":
-        return torch.randn(shape)
-    return (
-        torch.ones(shape, dtype=KINDS[kind])
-        if kind == "bool"
-        else torch.zeros(shape, dtype=KINDS[kind])
-    )
+def _made(spec: InputSpec, shape: tuple[int, ...]) -> Tensor:
+    if spec.is_mask:
+        return torch.ones(shape, dtype=spec.dtype)
+    if spec.dtype.is_floating_point:
+        return torch.randn(shape).to(spec.dtype)
+    return torch.zeros(shape, dtype=spec.dtype)
 
 
 def _origin(
-    axes: tuple[str, ...], shape: tuple[int, ...], kind: str, sizes: Mapping[str, int]
+    axes: tuple[str, ...], shape: tuple[int, ...], spec: InputSpec, sizes: Mapping[str, int]
 ) -> Info:
     """The coordinates of an input. Of a mask only the samples: its positions have roles to come."""
     coordinates: dict[str, tuple[Tensor | None, ...]] = {}
@@ -538,9 +600,10 @@ def _origin(
         parts = tuple(torch.arange(n) if j == i else None for j in range(len(shape)))
         if axis == "B":
             coordinates["B"] = parts
-        elif axis[0] == "T" and kind != "bool" and axis in sizes:
-            coordinates.setdefault("T", parts)
-        elif kind == "float":
+        elif axis[0] == "T" and axis in sizes:
+            if not spec.is_mask:
+                coordinates.setdefault("T", parts)
+        elif spec.dtype.is_floating_point and not spec.is_mask:
             features = parts
     if features is not None:
         coordinates["F#0"] = features
@@ -829,7 +892,8 @@ def _in_words(
         f"B of [{' '.join(own)}] meets {met} of [{' '.join(partner)}]: it broadcasts only because "
         f"both are {given} here",
         "add the missing axis: mask[:, None] makes [B 1 Tq Tk] of [B Tq Tk], "
-        "mask[:, None, None, :] makes [B 1 1 Tk] of [B Tk]",
+        "mask[:, None, None, :] makes [B 1 1 Tk] of [B Tk]"
+        + ("; if its rows are queries, name its axes: T=6,T=6" if len(own) == 2 else ""),
     )
 
 

@@ -249,7 +249,9 @@ class Ledger:
         for i in order[1:]:
             for key, parts in infos[i].coordinates.items():
                 if key not in merged:
-                    merged[key] = parts
+                    # what is added to scores, a mask or a bias, does not make features of positions
+                    if not (first.product and family(key) == "F"):
+                        merged[key] = parts
                 elif key == "B":
                     missing = result.ndim - operands[i].ndim
                     troubles += _samples_meet(merged[key], parts, i, missing)
@@ -495,7 +497,7 @@ def _softmax_trouble(info: Info, axis: int) -> list[Trouble]:
     along = {family(key) for key in info.along(axis)}
     if "B" in along:
         return [Trouble("softmax", 0, axis)]
-    if "F" in along:
+    if "F" in along and "T" not in along:
         return [Trouble("softmax heads", 0, axis)]
     return []
 

@@ -394,3 +394,17 @@ class OneKeyHeadEinsum(nn.Module):
         future = torch.ones(t, t, dtype=torch.bool, device=x.device).triu(1)
         weights = scores.masked_fill(future, -torch.inf).softmax(-1)
         return self.o(torch.einsum("bhts,bsd->bthd", weights, v).reshape(b, t, c))
+
+
+class AddedMask(Base):
+    """Padding added to the scores, as BERT has it."""
+
+    def forward(self, x, attention_mask):
+        q, k, v = (
+            w(x).view(*x.shape[:2], self.n_heads, self.d_k).permute(0, 2, 1, 3)
+            for w in (self.w_q, self.w_k, self.w_v)
+        )
+        scores = q @ k.mT / self.d_k**0.5
+        scores = scores + (1.0 - attention_mask[:, None, None, :].float()) * -1e4
+        mixed = (scores.softmax(-1) @ v).permute(0, 2, 1, 3).contiguous()
+        return mixed.view((*mixed.shape[:-2], -1))

@@ -217,3 +217,13 @@ class QueriesByEinsum(Base):
         future = torch.ones(t, t, dtype=torch.bool).triu(1)
         weights = scores.masked_fill(future, -torch.inf).softmax(-2)
         return torch.einsum("bhts,bsd->bthd", weights, v).reshape(b, t, c)  # wrong
+
+
+class AddedMaskMeetsQueries(Base):
+    """Padding added to the scores without its two middle axes."""
+
+    def forward(self, x, attention_mask):
+        q, k, v = self.qkv(x)
+        scores = q @ k.mT / self.d_k**0.5
+        scores = scores + (1.0 - attention_mask) * -1e4  # wrong
+        return self.merge(scores.softmax(-1) @ v)
