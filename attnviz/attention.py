@@ -212,7 +212,11 @@ class Embedding(nn.Module):
         super().__init__()
         self.config = config
         generator = torch.Generator().manual_seed(config.seed ^ 0x5EED)  # apart from the layer's
-        table = torch.randn(n_tokens, config.d_model, generator=generator, dtype=torch.float64)
+        # In sixteens, as torch draws: the last, incomplete ones would be drawn differently, and a
+        # token's vector would depend on how many tokens come after it.
+        n = n_tokens * config.d_model
+        drawn = torch.randn(-(-n // 16) * 16, generator=generator, dtype=torch.float64)
+        table = drawn[:n].view(n_tokens, config.d_model)
         self.weight = nn.Parameter(table.to(config.device, getattr(torch, config.dtype)))
 
     def forward(

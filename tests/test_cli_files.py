@@ -27,17 +27,17 @@ def everything(folder: Path) -> set[str]:
     ],
 )
 def test_the_suffix_picks_the_form(name: str, kind: str, tmp_path: Path) -> None:
-    assert kind_of(tmp_path / name) == kind
+    assert kind_of(str(tmp_path / name)) == kind
 
 
 def test_a_folder_may_have_a_dot_in_its_name_when_it_is_there(tmp_path: Path) -> None:
     (tmp_path / "run.v2").mkdir()
-    assert kind_of(tmp_path / "run.v2") == "folder"
+    assert kind_of(str(tmp_path / "run.v2")) == "folder"
 
 
 def test_an_unknown_suffix_lists_the_known_ones(tmp_path: Path) -> None:
     with pytest.raises(OutputError) as caught:
-        kind_of(Path("picture.bmp"))
+        kind_of("picture.bmp")
     assert str(caught.value) == (
         "-o picture.bmp: unknown suffix .bmp; known are .png .svg .pdf .html .json .npz "
         ".safetensors, or a folder (no suffix)"
@@ -47,12 +47,18 @@ def test_an_unknown_suffix_lists_the_known_ones(tmp_path: Path) -> None:
 def test_a_file_is_no_folder(tmp_path: Path) -> None:
     (tmp_path / "taken").write_text("mine")
     with pytest.raises(OutputError, match="is a file; a folder is expected there"):
-        kind_of(tmp_path / "taken")
+        kind_of(str(tmp_path / "taken"))
 
 
-def test_a_dash_is_no_path() -> None:
-    with pytest.raises(OutputError, match="give a path"):
-        kind_of(Path("-"))
+def test_a_slash_at_the_end_says_folder() -> None:
+    assert kind_of("new.v3/") == "folder"
+
+
+@pytest.mark.parametrize("given", ["-", "", ".png", "out/.npz"])
+def test_what_is_no_path(given: str) -> None:
+    with pytest.raises(OutputError) as caught:
+        kind_of(given)
+    assert str(caught.value) == f"-o '{given}': a path is expected, out or out.png, say"
 
 
 def test_files_appear_together_in_folders_made_for_them(tmp_path: Path) -> None:
@@ -157,3 +163,28 @@ def test_a_folder_that_somebody_else_uses_stays(tmp_path: Path) -> None:
         staging.plan(tmp_path / "a/one.txt")
         staging.write([fail])
     assert everything(tmp_path) == {"a", "a/theirs.txt"}
+
+
+def test_a_private_file_stays_private(tmp_path: Path) -> None:
+    path = tmp_path / "one.txt"
+    path.write_text("old")
+    path.chmod(0o600)
+    with Staging(force=True) as staging:
+        place = staging.plan(path)
+        staging.write([lambda: place.write_text("new")])
+    assert (path.read_text(), path.stat().st_mode & 0o777) == ("new", 0o600)
+
+
+def test_what_is_no_plain_file_is_not_replaced(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "a").symlink_to("b")
+    (tmp_path / "b").symlink_to("a")
+    for name in ("pipe", "a"):
+        with pytest.raises(OutputError, match="is no file that can be replaced"):
+            Staging(force=True).plan(tmp_path / name)
+    (tmp_path / "locked").write_text("")
+    monkeypatch.setattr(os, "access", lambda path, mode: Path(path).name != "locked")
+    with pytest.raises(OutputError, match="locked is read-only; give another path"):
+        Staging(force=True).plan(tmp_path / "locked")

@@ -306,15 +306,20 @@ def test_the_padding_mask_is_on_where_lengths_differ_and_can_be_taken_off() -> N
     assert allowed()[0, 0].tolist() == [[False, True, True]] * 3
 
 
-def test_a_prefix_makes_causal_needless(capsys: pytest.CaptureFixture[str]) -> None:
-    call(["run", "a b c d", *SMALL, "--prefix", "2", "--causal", "-o", "r.npz"])
+def test_a_prefix_and_causal_combine_like_all_masks(capsys: pytest.CaptureFixture[str]) -> None:
+    call(["run", "a b c d", *SMALL, "--prefix", "2", "-o", "r.npz"])
     assert allowed()[0, 0].astype(int).tolist() == [
         [1, 1, 0, 0],
         [1, 1, 0, 0],
         [1, 1, 1, 0],
         [1, 1, 1, 1],
     ]
-    assert "--prefix 2 is causal after its prefix: --causal adds nothing" in capsys.readouterr().err
+    call(["run", "a b c d", *SMALL, "--prefix", "2", "--causal", "-o", "r.npz", "--force"])
+    assert np.array_equal(allowed()[0, 0], np.tril(np.ones((4, 4), dtype=bool)))
+    assert (
+        "--causal forbids what --prefix 2 allows; --prefix alone is causal after its prefix"
+        in capsys.readouterr().err
+    )
 
 
 def test_a_mask_file_says_what_1_means(
@@ -416,7 +421,7 @@ def test_completion_is_offered() -> None:
 # ── when it ends early ───────────────────────────────────────────────────────────────────────
 
 
-@pytest.mark.parametrize("way", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("way", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_ctrl_c_leaves_nothing_half_written(way: signal.Signals, empty_folder: Path) -> None:
     text = " ".join(f"t{i}" for i in range(200))
     process = subprocess.Popen(
@@ -429,7 +434,7 @@ def test_ctrl_c_leaves_nothing_half_written(way: signal.Signals, empty_folder: P
         time.sleep(0.02)
     process.send_signal(way)
     out, err = process.communicate()
-    assert (process.returncode, out) == (130, b"")
+    assert (process.returncode, out) == (128 + way, b"")
     assert err == b"attnviz: stopped; no file was left half written\n"
     assert list(empty_folder.iterdir()) == []
 
@@ -470,3 +475,27 @@ def test_what_can_be_kept_is_what_a_saved_run_documents() -> None:
     from attnviz.result import KEEPABLE as DOCUMENTED
 
     assert KEEPABLE == DOCUMENTED  # named twice, so that a wrong flag needs no NumPy to be seen
+
+
+def test_a_padded_batch_gives_the_maps_of_single_texts(empty_folder: Path) -> None:
+    flags = ["--d-model", "15", "--n-heads", "3", "--dtype", "float64", "--causal", "-q"]
+    call(["run", "a b", *flags, "-o", "one.npz"])
+    call(["run", "a b", "c d e a f", *flags, "--pad-side", "left", "-o", "two.npz"])
+    with np.load("one.npz") as one, np.load("two.npz") as two:
+        np.testing.assert_allclose(
+            two["attention"][:, :1, :, 3:, 3:], one["attention"], rtol=0, atol=1e-12
+        )
+
+
+@pytest.mark.parametrize("backend", ["module://matplotlib_inline.backend_inline", "nonsense"])
+def test_no_backend_of_matplotlib_matters(backend: str) -> None:
+    done = shell("run", "a 猫", *SMALL, "-o", "x.svg", "-o", "x.png", env={"MPLBACKEND": backend})
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("closed", [">&-", "2>&-", ">&- 2>&-"])
+def test_a_closed_stream_is_no_failure(closed: str) -> None:
+    command = f"{sys.executable} -m attnviz run 'a b' --n-heads 2 -o r.npz --force {closed}"
+    done = subprocess.run(command, shell=True, capture_output=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert tokens_of() == [["a", "b"]]

@@ -14,7 +14,8 @@ from attnviz.errors import AttnvizError, OutputError, printable
 PICTURES = (".png", ".svg", ".pdf")
 PAGES = (".html",)
 RUNS = (".json", ".npz", ".safetensors")
-DEFAULT_FOLDER = Path("attnviz-out")
+FORMS = PICTURES + PAGES + RUNS
+DEFAULT_FOLDER = "attnviz-out"
 
 MACHINE_FAULTS = (
     errno.ENOSPC,
@@ -26,17 +27,18 @@ MACHINE_FAULTS = (
 )
 
 
-def kind_of(path: Path) -> str:
+def kind_of(given: str) -> str:
     """`folder`, or the suffix of a known form. Raises `OutputError` for any other suffix."""
+    path = Path(given)
     suffix = path.suffix.lower()
-    if str(path) == "-":
-        raise OutputError("-o - : pictures and runs go to files; give a path")
-    if not suffix or (path.is_dir() and suffix not in PICTURES + PAGES + RUNS):
+    if given in ("", "-") or path.name in FORMS:
+        raise OutputError(f"-o '{printable(given)}': a path is expected, out or out.png, say")
+    if not suffix or given.endswith("/") or (path.is_dir() and suffix not in FORMS):
         if path.exists() and not path.is_dir():
             raise OutputError(f"-o {printable(path)} is a file; a folder is expected there")
         return "folder"
-    if suffix not in PICTURES + PAGES + RUNS:
-        known = " ".join(PICTURES + PAGES + RUNS)
+    if suffix not in FORMS:
+        known = " ".join(FORMS)
         raise OutputError(
             f"-o {printable(path)}: unknown suffix {printable(suffix)}; known are {known}, "
             "or a folder (no suffix)"
@@ -72,8 +74,12 @@ class Staging:
             raise OutputError(f"{shown} would be written twice; give each output a path of its own")
         if final.is_dir():
             raise OutputError(f"{shown} is a folder; a file is expected there")
+        if final.is_symlink() or (final.exists() and not final.is_file()):
+            raise OutputError(f"{shown} is no file that can be replaced; give another path")
         if final.exists() and not self.force:
             raise OutputError(f"{shown} exists; --force replaces it, or give another path with -o")
+        if final.exists() and not os.access(final, os.W_OK):
+            raise OutputError(f"{shown} is read-only; give another path")
         parent = next(p for p in final.parents if p.exists())
         if not parent.is_dir():
             raise OutputError(f"{shown}: {printable(parent)} is a file; a folder is expected there")
@@ -93,6 +99,8 @@ class Staging:
             for writer in writers:
                 writer()
             for final, temporary in self.places.items():
+                if final.exists():  # what was private stays private
+                    temporary.chmod(final.stat().st_mode & 0o7777)
                 temporary.replace(final)
             self._made.clear()
         except OSError as error:

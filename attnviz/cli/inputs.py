@@ -96,7 +96,7 @@ def make_rules(
     rules, notices = [], []
     if flags.padding_mask or (flags.padding_mask is None and not source.valid.all()):
         rules.append(masks.padding(source))
-    if flags.causal and flags.prefix is None:
+    if flags.causal:
         rules.append(masks.causal(queries, source))
     if flags.window is not None:
         rules.append(masks.window(flags.window, queries, source))
@@ -104,7 +104,8 @@ def make_rules(
         rules.append(masks.prefix(flags.prefix, queries, source))
         if flags.causal:
             notices.append(
-                f"--prefix {flags.prefix} is causal after its prefix: --causal adds nothing"
+                f"--causal forbids what --prefix {flags.prefix} allows; --prefix alone is causal "
+                "after its prefix"
             )
     if flags.segments:
         rules.append(masks.segments(queries, source))

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import gc
 import os
 import signal
 import sys
+from io import TextIOWrapper
 from types import FrameType
 from typing import Annotated, NoReturn
 
@@ -34,6 +36,9 @@ app.command("explain", epilog=explain.EXAMPLES)(explain.explain)
 # What typer raises for a flag that cannot be read; the class itself has no public name.
 UsageError: type[Exception] = typer.BadParameter.__bases__[0]
 
+NAMED_WRONGLY = (errno.ENAMETOOLONG, errno.ELOOP, errno.EINVAL, errno.ENOENT, errno.ENOTDIR)
+"""Failures of the system that a person's path brings about."""
+
 STOPPED = "stopped; no file was left half written"
 
 
@@ -57,11 +62,16 @@ def _program(
 
 
 def main(arguments: list[str] | None = None) -> NoReturn:
-    """Run the program and exit: 0 done, 1 the machine failed, 2 wrong input, 130 Ctrl-C."""
+    """Run the program and exit: 0 done, 1 the machine failed, 2 wrong input, 128 + a signal."""
+    # a stream that was closed (`>&-`) is None: what is said to it goes nowhere
+    sys.stdout = sys.stdout or open(os.devnull, "w")  # noqa: SIM115, PTH123 - open to the end
+    sys.stderr = sys.stderr or open(os.devnull, "w")  # noqa: SIM115, PTH123
     for stream in (sys.stdout, sys.stderr):
-        if hasattr(stream, "reconfigure"):  # a token that the encoding lacks is shown escaped
+        if isinstance(stream, TextIOWrapper):  # a token that the encoding lacks is shown escaped
             stream.reconfigure(errors="backslashreplace")
-    signal.signal(signal.SIGTERM, _stop)
+    for end in (signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(end) is not signal.SIG_IGN:  # as under nohup
+            signal.signal(end, _stop)
     code = call(arguments)
     gc.freeze()  # nothing to collect on the way out
     sys.exit(code)
@@ -69,6 +79,7 @@ def main(arguments: list[str] | None = None) -> NoReturn:
 
 def call(arguments: list[str] | None = None) -> int:
     """Run the program and return its exit code."""
+    os.environ["MPLBACKEND"] = "agg"  # a notebook's own, or a wrong one, would stop matplotlib
     try:
         code = typer.main.get_command(app).main(
             arguments, prog_name="attnviz", standalone_mode=False
@@ -84,12 +95,16 @@ def call(arguments: list[str] | None = None) -> int:
     except BrokenPipeError:  # `attnviz run | head`: the reader has what it wanted
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
+    except Ended as end:
+        return _fail(STOPPED, 128 + end.args[0])
     except (KeyboardInterrupt, typer.Abort):
         return _fail(STOPPED, 130)
     except MemoryError:
         return _fail("out of memory; give a shorter text, fewer heads or smaller sizes", 1)
     except OSError as error:
-        return _fail(f"{error.filename or 'the system'}: {error.strerror or error}", 1)
+        place = printable(error.filename or "the system")
+        code = 2 if error.errno in NAMED_WRONGLY else 1
+        return _fail(f"{place}: {error.strerror or error}", code)
     except RuntimeError as error:  # torch's name for most failures; its text can run to many lines
         first = str(error).strip().splitlines() or [type(error).__name__]
         return _fail(first[0], 1)
@@ -107,6 +122,10 @@ def _fail(message: str, code: int) -> int:
     return code
 
 
-def _stop(_signal: int, _frame: FrameType | None) -> NoReturn:
-    """SIGTERM ends the program as Ctrl-C does, so that nothing is left half written."""
-    raise KeyboardInterrupt
+class Ended(BaseException):
+    """A signal to end, by its number."""
+
+
+def _stop(number: int, _frame: FrameType | None) -> NoReturn:
+    """SIGTERM and SIGHUP end the program as Ctrl-C does: nothing is left half written."""
+    raise Ended(number)

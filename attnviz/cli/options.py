@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import dataclasses
 import inspect
 from collections.abc import Callable
@@ -82,6 +83,14 @@ class InputFlags:
         choice("--pad-side", self.pad_side, batch.PAD_SIDES)
         if self.pad_to is not None:
             check_size("--pad-to", self.pad_to)
+        try:
+            codecs.lookup(self.encoding)
+        except (LookupError, ValueError):
+            raise ConfigError(
+                f"--encoding {printable(self.encoding)} is unknown; utf-8, utf-16 or gb18030, say"
+            ) from None
+        if [*(self.file or ()), self.key_file].count(Path("-")) > 1:
+            raise ConfigError("standard input, -, can be read once; give a file for the other")
         if self.keys and self.key_file:
             raise ConfigError("--keys and --key-file both name the keys; give one of them")
 

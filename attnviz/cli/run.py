@@ -53,7 +53,7 @@ def run(
     masking: MaskFlags,
     look: LookFlags,
     out: Annotated[
-        list[Path] | None,
+        list[str] | None,
         typer.Option(
             "--out",
             "-o",
@@ -117,7 +117,7 @@ def run(
     """Run text through multi-head attention; draw every head, print every shape."""
     # What the flags alone can tell comes first: a wrong one is answered before torch is loaded.
     config, look_of_pictures, kept = layer.config(), look.look(), _kept(keep)
-    places = [(path, kind_of(path)) for path in out or [DEFAULT_FOLDER]]
+    places = [(Path(given), kind_of(given)) for given in out or [DEFAULT_FOLDER]]
     if kept and not any(kind in RUNS for _, kind in places):
         raise OutputError(f"--keep {','.join(kept)} needs a saved run: -o run.npz, say")
     if save_layer is not None and save_layer.suffix.lower() != ".safetensors":
