@@ -22,17 +22,15 @@ from attnviz.config import AttentionConfig
 from attnviz.errors import InputError
 from attnviz.render.explain import (
     NEEDED,
-    TOP_KEYS,
     WANTED,
     Explanation,
     entropy,
     explain,
     explanation_as_json,
     find_query,
-    number,
-    print_explanation,
-    shown_keys,
 )
+from attnviz.render.explain_digits import TOP_KEYS, number, shown_keys
+from attnviz.render.explain_page import print_explanation
 from attnviz.render.tokens import cells
 from attnviz.result import AttentionResult
 from attnviz.sources.from_config import Run, from_config

@@ -49,13 +49,14 @@ def explain(
     choose_one("--sequence", sequence, len(text.queries), "sequences")
 
     from attnviz.masks import build
-    from attnviz.render import explain as page
+    from attnviz.render import explain as numbers
     from attnviz.render.console import make_console
+    from attnviz.render.explain_page import print_explanation
     from attnviz.sources.from_config import from_config
 
     queries, keys = make_batches(inputs, text, config)
     rules, notices = make_rules(masking, queries, keys, config.n_heads)
-    done = from_config(config, queries, keys, rules, page.WANTED)
+    done = from_config(config, queries, keys, rules, numbers.WANTED)
     source = queries if keys is None else keys
     size = (queries.size, config.n_heads, queries.width, source.width)
     verdicts = []
@@ -63,20 +64,20 @@ def explain(
         allowed = build([rule], *size)
         assert allowed is not None  # there is a rule
         verdicts.append((rule.name, allowed.numpy()))
-    explanation = page.explain(
+    explanation = numbers.explain(
         done.result,
         done.steps,
         sequence,
         0,
         head,
-        page.find_query(done.result, sequence, query),
+        numbers.find_query(done.result, sequence, query),
         verdicts=verdicts,
         w_o=done.layer.w_o.weight.detach().double().cpu().numpy(),
     )
     for notice in (*text.notices, *notices):
         remark(notice)
     if as_json:
-        document = page.explanation_as_json(explanation)
+        document = numbers.explanation_as_json(explanation)
         result(json.dumps(document, ensure_ascii=True, indent=1, allow_nan=False))
     else:
-        page.print_explanation(explanation, make_console())
+        print_explanation(explanation, make_console())

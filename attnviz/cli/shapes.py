@@ -382,16 +382,23 @@ def _module(place: str, init: str, inputs: Sequence[str], form: str, source: boo
     if form not in ("table", "json"):
         raise ConfigError(f"--format {form} shows no module; use table or json")
 
+    from attnviz.module_trace import ModuleError
     from attnviz.render.console import make_console
     from attnviz.render.shapes_report import module_trace_as_json, print_module_trace
     from attnviz.sources.from_module import trace_module
 
-    with redirect_stdout(sys.stderr):  # the module may print; what was asked for is the trace
-        trace = trace_module(Path(file), name, init, inputs)
+    error: ModuleError | None = None
+    try:
+        with redirect_stdout(sys.stderr):  # the module may print; what was asked for is the trace
+            trace = trace_module(Path(file), name, init, inputs)
+    except ModuleError as failed:  # the trace until there, and then the error
+        error, trace = failed, failed.trace
     if form == "json":
         result(json.dumps(module_trace_as_json(trace), indent=1))
     else:
         print_module_trace(trace, make_console(), source=source)
+    if error is not None:
+        raise error
 
 
 # ── two at once ──────────────────────────────────────────────────────────────────────────────

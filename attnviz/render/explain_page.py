@@ -1,0 +1,611 @@
+"""The page that `attnviz explain` prints: seven steps, each with a sentence and its numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+from rich.text import Text
+
+from attnviz.render.console import ascii_only, flow, write
+from attnviz.render.explain import ROUNDING, Explanation, Floats, entropy
+from attnviz.render.explain_digits import (
+    choose_digits,
+    full_digits,
+    holds,
+    left_out,
+    number,
+    printed,
+    shown_keys,
+    significant,
+    weighted,
+)
+from attnviz.render.tokens import cells, fit, notation, shorten, visible
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+WIDEST = 100
+"""Columns; lines that are longer are hard to read."""
+
+NARROWEST = 12
+"""Columns; a terminal that says it has fewer is written to as if it had these."""
+
+MOST_ENTRIES = 6
+"""Entries that are shown of a vector that does not fit whole."""
+
+WHOLE = 8
+"""A vector of up to so many entries is shown whole where it fits."""
+
+
+def print_explanation(explanation: Explanation, console: Console) -> None:
+    """Write the page to `console`; no line is wider than it is."""
+    page = _Page(console)
+    _Writer(page, explanation).write()
+    write(console, *page.lines)
+
+
+@dataclass(frozen=True)
+class _Row:
+    """A line of a table. The first two cells name it; `bar` is a share of the longest bar."""
+
+    cells: Sequence[str]
+    style: str = ""
+    bar: float | None = None
+    is_sum: bool = False
+
+
+class _Page:
+    """Lines that fit the console's width, in the characters that it has."""
+
+    def __init__(self, console: Console) -> None:
+        self.ascii = ascii_only(console)
+        self.width = max(min(console.width, WIDEST), NARROWEST)
+        self.lines: list[Text] = []
+
+    def spell(self, text: str) -> str:
+        return notation(text, self.ascii)
+
+    def label(self, token: str) -> str:
+        """A token in a table."""
+        limit = 16 if self.width >= 60 else 10
+        return shorten(visible(token, self.ascii), limit, self.ascii)
+
+    def quoted(self, token: str) -> str:
+        """A token in a sentence."""
+        return f'"{shorten(visible(token, self.ascii), 24, self.ascii)}"'
+
+    def name(self, mask: str) -> str:
+        """The name of a mask, which may be that of a stranger's file."""
+        return visible(mask, self.ascii).replace(visible(" ", self.ascii), " ")
+
+    def heading(self, text: str) -> None:
+        self.lines.append(Text())
+        before = len(self.lines)
+        self.say(text, style="bold")
+        width = _widest(line.plain for line in self.lines[before:])
+        self.lines.append(Text(self._rule(width), "dim"))
+
+    def say(self, *pieces: str, style: str = "", indent: str = "") -> None:
+        """Sentences; a line ends between two pieces where it can."""
+        texts = [Text(self.spell(piece), style) for piece in pieces]
+        for line in flow(texts, self.width - len(indent), gap=" "):
+            self.lines.append(Text(indent).append_text(line))
+
+    def table(
+        self, heads: Sequence[str], rows: Sequence[_Row], bars: bool = False, words: bool = False
+    ) -> None:
+        """A grid where it fits, else a block of lines for each row.
+
+        Numbers stand to the right, names to the left; so does the last column where it is `words`.
+        """
+        heads = [self.spell(head) for head in heads]
+        texts = [[self.spell(cell) for cell in row.cells] for row in rows]
+        widths = [max(map(cells, column)) for column in zip(heads, *texts, strict=True)]
+        left = {1, len(heads) - 1} if words else {1}
+        used = 2 + sum(width + 2 for width in widths) - 2
+        room = min(self.width - used - 2, 40) if bars else 0
+        if used > self.width or (bars and room < 8):
+            self._blocks(heads, rows, texts, bars)
+            return
+
+        def line(cells_of: Sequence[str]) -> str:
+            columns = enumerate(zip(cells_of, widths, strict=True))
+            padded = [fit(text, width, right=i not in left) for i, (text, width) in columns]
+            return "  " + "  ".join(padded)
+
+        self.lines.append(Text(line(heads), "dim"))
+        for row, text in zip(rows, texts, strict=True):
+            if row.is_sum:
+                self.lines.append(Text("  " + self._rule(used - 2), "dim"))
+            grid = Text(line(text), row.style)
+            if row.bar is not None:
+                grid.append("  ").append(self._bar(row.bar, room), "not bold cyan")
+            self.lines.append(grid)
+
+    def _blocks(
+        self, heads: Sequence[str], rows: Sequence[_Row], texts: list[list[str]], bars: bool
+    ) -> None:
+        for row, text in zip(rows, texts, strict=True):
+            name = " ".join(part for part in text[:2] if part)
+            self.say(name, style=row.style or "underline")
+            pairs = zip(heads[2:], text[2:], strict=True)
+            named = (
+                cell if cell == head else f"{head} {cell.strip()}" for head, cell in pairs if cell
+            )
+            pieces = [Text(piece, row.style) for piece in named]
+            for line in flow(pieces, self.width - 2):
+                self.lines.append(Text("  ").append_text(line))
+            if bars and row.bar:
+                self.lines.append(Text("  ").append(self._bar(row.bar, self.width - 2), "cyan"))
+
+    def _rule(self, width: int) -> str:
+        return ("-" if self.ascii else "─") * width
+
+    def _bar(self, share: float, width: int) -> str:
+        """`share` of `width` columns, to an eighth of one; something where there is something."""
+        if not share > 0:
+            return ""
+        if self.ascii:
+            return "#" * max(1, round(share * width))
+        whole, eighths = divmod(max(1, round(share * width * 8)), 8)
+        return "█" * whole + " ▏▎▍▌▋▊▉"[eighths].strip()
+
+
+class _Writer:
+    """The sections of the page, in the order of the computation."""
+
+    def __init__(self, page: _Page, explanation: Explanation) -> None:
+        self.page, self.e = page, explanation
+        e = explanation
+        self.shown = shown_keys(e)
+        self.seen = [i for i in self.shown if e.allowed[i]]
+        self.rest = left_out(e, self.shown)
+        self.example = self._example()
+        self.digits = choose_digits(e, self.shown, self._entries_of_values())
+        self.n_entries = self._entries_of_keys()
+        self.is_whole = self.n_entries == len(e.q)
+        if self.is_whole:
+            full = full_digits(e, self.shown, self.digits.chain)
+            self.digits = replace(self.digits, vector=full)
+        self.n_values = self._entries_of_values()
+
+    def write(self) -> None:
+        self._title()
+        self._query()
+        self._products()
+        self._scale()
+        self._mask()
+        self._softmax()
+        self._sum()
+        self._projection()
+
+    # ── what fits ──
+
+    def _example(self) -> int:
+        """The key whose numbers are worked out in full: the second largest weight, or the largest.
+
+        The largest is always exp(0) = 1, which shows little. -1 where the query sees nothing.
+        """
+        weights = np.nan_to_num(self.e.weights)
+        order = sorted(self.seen, key=lambda i: -weights[i])
+        if len(order) > 1 and weights[order[1]] > 0.005:
+            return order[1]
+        return order[0] if order else -1
+
+    def _room(self, *others: int) -> int:
+        """Columns left beside a row's name and columns of these widths."""
+        places = _widest(["at", *(self._place(i) for i in self.shown)])
+        names = _widest(["key", self._others(), *(self._name(i)[1] for i in self.shown)])
+        return self.page.width - (2 + places + 2 + names) - sum(width + 2 for width in others)
+
+    def _entries(self, values: Floats, decimals: int, room: int) -> int:
+        """How many entries of vectors `[n d]` fit in `room`: all of them, or some and a …."""
+        length = int(values.shape[1])
+        cell = 2 + _widest(["[0]", *(number(x, decimals) for x in values.ravel())])
+        if length <= WHOLE and length * cell <= room:
+            return length
+        fitting = min((room - 3) // cell, MOST_ENTRIES)
+        if fitting > 1:
+            return min(length, fitting)
+        return length if length <= 4 else 3  # the table becomes blocks
+
+    def _entries_of_keys(self) -> int:
+        e, d_k = self.e, len(self.e.q)
+        vectors = np.vstack([e.q, e.k[self.shown]])
+        room = self._room(_widest(["q·k", *(self._chain(e.products[i]) for i in self.shown)]))
+        full = full_digits(e, self.shown, self.digits.chain)
+        if d_k <= 4 or self._entries(vectors, full, room) == d_k:
+            return d_k
+        return min(self._entries(vectors, self.digits.vector, room), d_k - 1)
+
+    def _entries_of_values(self) -> int:
+        values = np.vstack([self.e.v[self.shown], self.e.context])
+        return self._entries(values, significant(self.e.v), self._room(6))
+
+    # ── what several sections say ──
+
+    def _place(self, key: int) -> str:
+        """A key's index in its own text; padding has none."""
+        return "" if self.e.key_is_padding[key] else str(self.e.key_positions[key])
+
+    def _name(self, key: int) -> tuple[str, str]:
+        return self._place(key), self.page.label(self.e.key_tokens[key])
+
+    def _quoted(self, key: int) -> str:
+        return self.page.quoted(self.e.key_tokens[key])
+
+    def _style(self, key: int) -> str:
+        return "bold" if key == self.example else ""
+
+    def _chain(self, x: float) -> str:
+        return number(x, self.digits.chain)
+
+    def _weight(self, x: float) -> str:
+        return number(x, self.digits.weight)
+
+    def _vector(self, values: Floats, decimals: int) -> list[str]:
+        return [number(x, decimals) for x in values]
+
+    def _for_example(self, *terms: str) -> None:
+        self.page.say(f"For {self._quoted(self.example)}:", *terms, indent="  ")
+
+    def _run(self, *names: str, derived: str = "") -> None:
+        """The taps that a section's numbers come from, with their shapes and source lines."""
+        found = {step.name: step for step in self.e.steps}
+        pieces = []
+        for i, name in enumerate(names):
+            end = ";" if i < len(names) - 1 else "."
+            before = "" if i else "Run: "
+            if name in found:
+                step = found[name]
+                axes, shape = " ".join(step.axes), " ".join(map(str, step.shape))
+                pieces += [f"{before}{name} [{axes}] = [{shape}]", step.source + end]
+            else:
+                pieces.append(before + name + end)
+        self.page.say(*pieces, *([f"Derived: {derived}."] if derived else []), style="dim")
+
+    # ── the sections ──
+
+    def _title(self) -> None:
+        page, e = self.page, self.e
+        token = page.quoted(e.query_token)
+        page.say(f"What head {e.head} does for {token}", style="bold")
+        facts = [
+            "query: padding" if e.query_is_padding else f"query: position {e.query_position}",
+            *([f"sequence {e.sequence} of {e.batch_size}"] if e.batch_size > 1 else []),
+            *([f"layer {e.layer} of {e.n_layers}"] if e.n_layers > 1 else []),
+            f"head {e.head} of {e.n_heads}",
+            _count(e.n_keys, "key") + (" of the other text" if e.is_cross else ""),
+            f"masks: {', '.join(map(page.name, e.masks)) or 'none'}",
+            e.dtype,
+        ]
+        page.lines += flow([Text(fact, "dim") for fact in facts], page.width)
+        page.lines.append(Text())
+        slack = ""
+        if e.dtype in ("float16", "bfloat16"):
+            parts = f"{1 / ROUNDING[e.dtype]:.0f}"
+            slack = f", or to within the rounding of {e.dtype} itself, 1 part in {parts}"
+        page.say(
+            "Every number is the run's own, rounded for print; what was worked out from such "
+            "numbers is called derived. Follow with pencil and paper: from the printed numbers, "
+            f"each next one comes out to within 1 in its last digit{slack}."
+        )
+        nth, twins = e.occurrence
+        if twins > 1:
+            page.say(f"The text has {token} {twins} times; this is number {nth}.")
+        if e.query_is_padding:
+            page.say(
+                "This query is padding: the layer computes its row like any other, but nothing "
+                "should read it."
+            )
+        if not e.trained:
+            page.say("The layer is untrained: it shows how attention works, not what words mean.")
+
+    def _query(self) -> None:
+        page, e = self.page, self.e
+        d_k, n = len(e.q), self.n_entries
+        page.heading("1. The query vector q")
+        page.say(
+            f"W_Q turns the token's input into {_count(d_k, 'number')}, its query vector: a "
+            "question that is put to every key."
+        )
+        entries = [*self._vector(e.q[:n], self.digits.vector), *([] if n == d_k else ["…"])]
+        page.say("q =", *_listed(entries), indent="  ")
+        some = "" if n == d_k else f"The first {n} of {d_k} entries are shown. "
+        page.say(f"{some}Its norm, √(q·q), is {number(_norm(e.q), 4)}.")
+        self._run("q", derived="the norm")
+
+    def _products(self) -> None:
+        page, e, digits = self.page, self.e, self.digits
+        d_k, n = len(e.q), self.n_entries
+        page.heading("2. The dot products q·k")
+        other = " of the other text" if e.is_cross else ""
+        page.say(
+            f"Each key token{other} has a key vector k, the answer to such questions: it is "
+            "multiplied with q entry by entry, and the results are added up. The sum is large "
+            "where q and k point the same way."
+        )
+        if len(self.shown) < e.n_keys:
+            hidden = e.n_keys - len(self.shown)
+            weight = self._weight(float(e.weights[self.rest].sum()))
+            page.say(
+                f"Shown are the {len(self.shown)} keys that will get the largest weights. "
+                f"{hidden} more are left out; their weights come to {weight} together."
+            )
+        more = [] if n == d_k else ["…"]
+        rows = [_Row(["", "q", *self._vector(e.q[:n], digits.vector), *more, ""])]
+        for i in self.shown:
+            entries = self._vector(e.k[i, :n], digits.vector)
+            rows.append(
+                _Row([*self._name(i), *entries, *more, self._chain(e.products[i])], self._style(i))
+            )
+        page.table(["at", "key", *_numbered(n), *more, "q·k"], rows)
+        if not self.is_whole:
+            page.say(f"Each product adds up all {d_k} entries, not only those shown.")
+        elif self.example >= 0:
+            terms = _terms(e.q, digits.vector, e.k[self.example], digits.vector)
+            self._for_example(*terms, f"= {self._chain(e.products[self.example])}")
+        self._run("k", "products")
+
+    def _scale(self) -> None:
+        page, e = self.page, self.e
+        d_k = len(e.q)
+        whole = e.scale.is_integer()
+        root = number(e.scale, 0 if whole else self.digits.chain + 1)
+        page.heading("3. The scale √d_k")
+        page.say(
+            f"Each product is divided by √d_k = √{d_k} = {root}: a sum of d_k terms spreads √d_k "
+            "times as wide as one term, and the wider the scores, the more of its weight softmax "
+            "puts on a single key."
+        )
+        rows = [
+            _Row(
+                [*self._name(i), self._chain(e.products[i]), self._chain(e.scores[i])],
+                self._style(i),
+            )
+            for i in self.shown
+        ]
+        page.table(["at", "key", "q·k", "score"], rows)
+        if (i := self.example) >= 0:
+            self._for_example(
+                f"{self._chain(e.products[i])} / {root}", f"= {self._chain(e.scores[i])}"
+            )
+        page.say(self._without_scale())
+        self._run("scores", derived="what would happen without the scale")
+
+    def _without_scale(self) -> str:
+        e = self.e
+        if e.allowed.sum() < 2:
+            return (
+                "Without it nothing would change here: there are no two keys to share the weight."
+            )
+        if e.scale == 1:
+            return "With d_k = 1 it changes nothing."
+        without = e.weights_without_scale
+        largest = int(np.nan_to_num(without).argmax())
+        bits, bits_without = entropy(e.weights), entropy(without)
+        return (
+            f"Without it, the largest weight would be {self._weight(without[largest])}, on "
+            f"{self._quoted(largest)}, instead of {self._weight(e.weights.max())}; the row would "
+            f"have {number(bits_without, 2)} bits of entropy instead of {number(bits, 2)}, as if "
+            f"{_few(2**bits_without)} keys shared the weight evenly instead of {_few(2**bits)}."
+        )
+
+    def _mask(self) -> None:
+        page, e = self.page, self.e
+        page.heading("4. The mask")
+        forbidden = e.n_keys - int(e.allowed.sum())
+        if not e.masks and not forbidden:
+            page.say("A mask forbids keys. None is in force: this query may see every key.")
+            return
+        page.say(
+            "A mask says which keys this query may see. The score of a forbidden key becomes -inf, "
+            "so that exp makes exactly 0 of it."
+        )
+        rows = []
+        for i in self.shown:
+            score = self._chain(e.scores[i]) if e.allowed[i] else "-inf"
+            style = self._style(i) if e.allowed[i] else "dim"
+            rows.append(_Row([*self._name(i), score, self._verdict(i)], style))
+        page.table(["at", "key", "score", "verdict"], rows, words=True)
+        counts = [(page.name(name), int((~verdict).sum())) for name, verdict in e.verdicts]
+        said = ", ".join(f"{name} forbids {n}" for name, n in counts)
+        page.say(f"This query may see {e.n_keys - forbidden} of {_count(e.n_keys, 'key')}.", said)
+        if said:
+            page.lines[-1].append(".")
+        self._run("masked_scores")
+
+    def _verdict(self, key: int) -> str:
+        if self.e.allowed[key]:
+            return "may look"
+        names = ", ".join(map(self.page.name, self.e.forbidding(key)))
+        return f"no: {names}" if names else "no"
+
+    def _softmax(self) -> None:
+        page, e, digits = self.page, self.e, self.digits
+        page.heading("5. Softmax")
+        if not e.sees_something:
+            page.say(
+                "Softmax turns scores into weights that add up to 1, but this query may see no "
+                "key, so there is nothing to share out: its weights are all 0."
+            )
+            self._run("weights")
+            return
+        top = self._chain(e.scores[e.largest])
+        page.say(
+            "Softmax turns scores into weights that are positive and add up to 1: exp of each "
+            f"score, divided by the sum of them all. The largest score, {top} of "
+            f"{self._quoted(e.largest)}, is subtracted first: this changes no weight, and exp "
+            "cannot overflow."
+        )
+        weights = np.nan_to_num(e.weights)
+        longest = float(weights[self.seen].max()) or 1.0
+        rows = []
+        for i in self.seen:
+            cells_of = [
+                self._chain(e.shifted[i]),
+                self._chain(e.exps[i]),
+                self._weight(e.weights[i]),
+            ]
+            bar = float(weights[i]) / longest
+            rows.append(_Row([*self._name(i), *cells_of], self._style(i), bar))
+        if len(self.rest):
+            exp, weight = float(e.exps[self.rest].sum()), float(e.weights[self.rest].sum())
+            rows.append(_Row(["+", self._others(), "", self._chain(exp), self._weight(weight)]))
+        total = self._weight(e.total) + " " * (digits.chain - digits.weight)
+        rows.append(_Row(["", "sum", "", total, self._sum_of_weights()], is_sum=True))
+        page.table(["at", "key", "score - max", "exp", "weight"], rows, bars=True)
+        forbidden = e.n_keys - int(e.allowed.sum())
+        if forbidden:
+            page.say(f"Left out: {_count(forbidden, 'forbidden key')}, whose weight is exactly 0.")
+        i, shifted = self.example, self._chain(e.shifted[self.example])
+        self._for_example(
+            f"{self._chain(e.scores[i])} - {_bracketed(top)} = {shifted};",
+            f"exp({shifted}) = {self._chain(e.exps[i])};",
+            f"{self._chain(e.exps[i])} / {self._weight(e.total)} = {self._weight(e.weights[i])}",
+        )
+        self._run("weights", derived="score - max, exp and its sum")
+
+    def _others(self) -> str:
+        """The one line that stands for all keys that may be seen and are not shown."""
+        return f"{len(self.rest)} others" if len(self.rest) else ""
+
+    def _sum_of_weights(self) -> str:
+        """The sum of the weights, with as many decimals as the printed ones add up to."""
+        e, digits = self.e, self.digits.weight
+        weights = np.append(e.weights[self.seen], e.weights[self.rest].sum())
+        on_paper = printed(weights, digits).sum(keepdims=True)
+        exact = e.weights.sum(keepdims=True)
+        good = (d for d in range(digits, 0, -1) if holds(on_paper, printed(exact, d), d))
+        decimals = next(good, 0)
+        return number(float(exact[0]), decimals) + " " * (digits - decimals)
+
+    def _sum(self) -> None:
+        page, e, digits, n = self.page, self.e, self.digits, self.n_values
+        d_v = len(e.context)
+        page.heading("6. The weighted sum of values")
+        if not e.sees_something:
+            page.say(
+                "The context is the sum of the keys' value vectors, each times its weight. Here "
+                "all weights are 0, and so is the context."
+            )
+            zeros = [*self._vector(e.context[:n], 1), *([] if n == d_v else ["…"])]
+            page.say("context =", *_listed(zeros), indent="  ")
+            self._run("context")
+            return
+        page.say(
+            f"Each key token also has a value vector v, {_count(d_v, 'number')} that it has to "
+            "give. The sum of these, each times its weight, is the context: what this head has "
+            "found for the query."
+        )
+        weights, values = weighted(e, self.shown)
+        names = [(*self._name(i), self._style(i)) for i in self.seen]
+        has_others = len(weights) > len(names)
+        if has_others:
+            names.append(("+", self._others(), ""))
+        more = [] if n == d_v else ["…"]
+        rows = []
+        for (place, name, style), weight, value in zip(names, weights, values, strict=True):
+            entries = self._vector(value[:n], digits.value)
+            rows.append(_Row([place, name, self._weight(weight), *entries, *more], style))
+        align = " " * (digits.value - digits.context)
+        sums = [text + align for text in self._vector(e.context[:n], digits.context)]
+        rows.append(_Row(["", "sum", "", *sums, *more], is_sum=True))
+        page.table(["at", "key", "weight", *_numbered(n), *more], rows)
+        notes = [] if n == d_v else [f"The first {n} of {d_v} entries are shown."]
+        if has_others:
+            notes.append("The others have one line: their weights' sum, and their weighted mean.")
+        if notes:
+            page.say(*notes)
+        terms = _terms(weights, digits.weight, values[:, 0], digits.value)
+        if len(terms) > 4:
+            terms = [*terms[:3], "+ …", terms[-1]]
+        page.say("Entry 0:", *terms, f"= {number(e.context[0], digits.context)}", indent="  ")
+        self._run("v", "context", derived="the others' sum and mean" if has_others else "")
+
+    def _projection(self) -> None:
+        page, e = self.page, self.e
+        page.heading("7. The output projection W_O")
+        rows: list[tuple[str, Floats]] = []
+        if e.parts is not None:
+            rows.append((f"head {e.head}", e.parts[e.head]))
+        if e.parts is not None and e.projected is not None:
+            others = "other heads, bias" if e.n_heads > 1 else "bias"
+            rows.append((others, e.projected - e.parts[e.head]))
+        if e.projected is not None:
+            rows.append(("sum" if rows else "all heads", e.projected))
+        if not rows:
+            page.say(
+                "W_O mixes the contexts of the heads; this run kept neither it nor its result."
+            )
+            return
+        length = len(rows[0][1])
+        page.say(
+            "W_O lays the contexts of all heads side by side and mixes them back to d_model = "
+            f"{_count(length, 'number')}. It does so for each head with columns of its own, so "
+            "that the layer's answer is a sum, and this head's part in it can be told."
+        )
+        values = np.vstack([row for _, row in rows])
+        digits = significant(values)
+        norms = [number(_norm(row), digits) for row in values]
+        names = _widest([name for name, _ in rows])
+        n = self._entries(values, digits, page.width - 6 - names - _widest(norms) - 2)
+        more = [] if n == length else ["…"]
+        table = [
+            _Row(["", name, *self._vector(row[:n], digits), *more, norm], is_sum=name == "sum")
+            for (name, row), norm in zip(rows, norms, strict=True)
+        ]
+        page.table(["", "part", *_numbered(n), *more, "norm"], table)
+        if more:
+            page.say(f"The first {n} of {length} entries are shown. Norms do not add up.")
+        if e.parts is not None and e.n_heads > 1:
+            lengths = [_norm(part) for part in e.parts]
+            rank = sum(other > lengths[e.head] for other in lengths) + 1
+            page.say(f"By norm, this head's part is number {rank} of {e.n_heads}.")
+        derived = (
+            "" if e.parts is None else f"the context of head {e.head} times its columns of W_O"
+        )
+        self._run("context" if e.projected is None else "projected", derived=derived)
+
+
+def _count(n: int, thing: str) -> str:
+    return f"{n} {thing}{'s' * (n != 1)}"
+
+
+def _widest(texts: Iterable[str]) -> int:
+    """Columns of the widest of `texts`."""
+    return max(cells(text) for text in texts)
+
+
+def _few(x: float) -> str:
+    return number(x, 1 if x < 10 else 0)
+
+
+def _norm(values: Floats) -> float:
+    return float(np.sqrt((values * values).sum()))
+
+
+def _numbered(n: int) -> list[str]:
+    return [f"[{i}]" for i in range(n)]
+
+
+def _listed(entries: Sequence[str]) -> list[str]:
+    """`[a, b, c]` in pieces, so that a line can end after each comma."""
+    ends = [","] * (len(entries) - 1) + ["]"]
+    pieces = [entry + end for entry, end in zip(entries, ends, strict=True)]
+    return ["[" + pieces[0], *pieces[1:]]
+
+
+def _bracketed(text: str) -> str:
+    return f"({text})" if text.startswith("-") else text
+
+
+def _terms(a: Floats, decimals_a: int, b: Floats, decimals_b: int) -> list[str]:
+    """a₀ · b₀, + a₁ · b₁, … as one writes them."""
+    pairs = [(number(x, decimals_a), number(y, decimals_b)) for x, y in zip(a, b, strict=True)]
+    return [
+        f"{'+ ' if i else ''}{_bracketed(x)} · {_bracketed(y)}" for i, (x, y) in enumerate(pairs)
+    ]
