@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from attnviz.errors import InputError
+
 
 @dataclass(frozen=True)
 class ModuleStep:
@@ -50,7 +52,8 @@ class ModuleTrace:
 
     `notes` say how the trace was made where that is not obvious. `along_keys` of `softmaxes` were
     seen to run along the axis that their weights are then summed over; one over features is no
-    softmax of scores and not counted.
+    softmax of scores and not counted. `failure` is the place, and the code there, where `forward`
+    stopped; None where it ran to its end.
     """
 
     file: str
@@ -62,3 +65,12 @@ class ModuleTrace:
     n_parameters: int
     softmaxes: int = 0
     along_keys: int = 0
+    failure: tuple[str, str] | None = None
+
+
+class ModuleError(InputError):
+    """A module that cannot run at the sizes given; `trace` holds the steps before that."""
+
+    def __init__(self, message: str, trace: ModuleTrace) -> None:
+        super().__init__(message)
+        self.trace = trace

@@ -13,8 +13,9 @@ from hypothesis import strategies as st
 from rich.console import Console
 from torch import nn
 
+from attnviz.cli.main import call
 from attnviz.errors import InputError
-from attnviz.module_trace import Finding, ModuleTrace
+from attnviz.module_trace import Finding, ModuleError, ModuleTrace
 from attnviz.render.shapes_report import module_trace_as_json, print_module_trace
 from attnviz.sources.from_module import InputSpec, parse_init, parse_input, trace_module
 from attnviz.sources.provenance import Info, Ledger, einsum_letters, laid_out, separated
@@ -259,7 +260,8 @@ def test_a_mask_for_the_batch_fails_where_sizes_differ() -> None:
     with pytest.raises(InputError) as caught:
         trace_module(WRONG, "MaskMeetsHeads", "", [X, "bool 2,6,6"])
     assert str(caught.value) == (
-        f"{WRONG}:140: masked_fill of [B H Tq Tk] = [2 8 6 6] with [B Tq Tk] = [2 6 6]: H 8 ≠ B 2"
+        f"{WRONG}:140: masked_fill of [B H Tq Tk] = [2 8 6 6] with [B Tq Tk] = [2 6 6]: B meets H: "
+        "batch 2 ≠ heads 8; add the head axis: mask[:, None] is [B 1 Tq Tk] = [2 1 6 6]"
     )
 
 
@@ -306,8 +308,10 @@ def written(tmp_path: Path, body: str, init: str = "d_model, n_heads") -> Path:
             "def forward(self, x):\n    y = self.cut(x).contiguous()\n"
             "    return y.transpose(1, 2).view(*x.shape)",
             [X],
-            ":14: view of [B T H d_k] = [2 6 8 64]: the sizes fit, but after a swap of axes the "
-            "elements do not lie in that order: reshape copies them, as contiguous() before view",
+            ":14: view of [B T H d_k] = [2 6 8 64]: the sizes fit, but the elements do not lie in "
+            "that order in memory (strides [3072 64 384 1]), which view needs: reshape copies "
+            "them, as "
+            "contiguous() before view does",
         ),
         (
             "def forward(self, x, y):\n    return torch.bmm(x, y.mT)",
@@ -317,7 +321,87 @@ def written(tmp_path: Path, body: str, init: str = "d_model, n_heads") -> Path:
         (
             "def forward(self, x):\n    return x.reshape(2, 6, 8, 60)",
             [X],
-            "6144 elements cannot be [2 6 8 60]: 8·60 = 480, and the last axis is 512",
+            "6144 elements cannot be [2 6 8 60], which are 5760: 8·60 = 480, and the last axis is "
+            "512; project to 480, or into 8 of 64",
+        ),
+        (
+            "def forward(self, x):\n    return x.reshape(2, 6, 4, 64)",
+            [X],
+            "4·64 = 256, and the last axis is 512; project to 256, or cut 512 into 8 heads of "
+            "64, or "
+            "into 4 of 128",
+        ),
+        (
+            "def forward(self, x):\n    return self.cut(x).reshape(*x.shape[:2], 64)",
+            [X],
+            "6144 elements cannot be [2 6 64], which are 768; swap back before heads are merged: "
+            "transpose(1, 2) makes [B T H d_k]",
+        ),
+        (
+            "def forward(self, x):\n    q = self.cut(x)\n    return (q @ q.mT @ q).view(2, 8, 64)",
+            [X],
+            "view of [B H T d_k] = [2 8 6 64]: 6144 elements cannot be [2 8 64], which are 1024; "
+            "swap",
+        ),
+        (
+            "def forward(self, x):\n    q, k = x.chunk(2, -1)\n"
+            "    return q.view(q.shape[0] * self.h, -1, 32)",
+            [X],
+            "(strides [3072 512 1]), which view needs: reshape copies them, as contiguous() before "
+            "view does; but reshape of [B T 4·d_k] as [B·H T d_k/2] puts elements of different "
+            "axes",
+        ),
+        (
+            "def forward(self, x):\n    return self.cut(x).expand(-1, 4, -1, -1)",
+            [X],
+            ":13: expand of [B H T d_k] = [2 8 6 64]: H 8 cannot be expanded to 4: only an axis "
+            "of 1 "
+            "can; the projection holds 512 numbers a token, and 4 key/value heads of d_k 64 need "
+            "4·64 = 256: 512 = 8·64; project to 256; or keep 512 with 8 key/value heads; or keep "
+            "512 "
+            "with d_k 128",
+        ),
+        (
+            "def forward(self, x):\n    return x[:, :, :7].expand(2, 5, 9)",
+            [X],
+            "expand of [B T 7] = [2 6 7]: T 6 cannot be expanded to 5: only an axis of 1 can, an "
+            "axis "
+            "of 7 cannot be expanded to 9: only an axis of 1 can",
+        ),
+        (
+            "def forward(self, x):\n    k, v = x.split(64, -1)\n    return k",
+            [X],
+            ":13: split of [B T d_model] = [2 6 512] gives 8 pieces of [B T d_k] = [2 6 64], and "
+            "2 are "
+            "taken: 512 = 8·64, and 2 pieces of 64 need 2·64 = 128; project to 128, or cut 512 "
+            "into "
+            "2 of 256: chunk(2, 2)",
+        ),
+        (
+            "def forward(self, x):\n    a, b, c = x.chunk(2, 1)\n    return a",
+            [X],
+            "chunk of [B T d_model] = [2 6 512] gives 2 pieces of [B 3 d_model] = [2 3 512], and "
+            "3 are "
+            "taken: 6 = 2·3, and 3 pieces of 3 need 3·3 = 9",
+        ),
+        (
+            "def forward(self, x):\n    a, b, c = x.unbind(1)\n    return a",
+            [X],
+            ":13: ValueError: too many values to unpack (expected 3",
+        ),
+        (
+            "def forward(self, x):\n    q = self.cut(x)\n"
+            "    return nn.functional.scaled_dot_product_attention(q, q, q, q.new_ones(2, 6, 6))",
+            [X],
+            ": B meets H: batch 2 ≠ heads 8; add the head axis: mask[:, None] is",
+        ),
+        (
+            "def forward(self, x, mask):\n    q = self.cut(x)\n"
+            "    return (q @ q.mT).masked_fill(mask, 0)",
+            ["1,20,512", "mask: bool 2,1,1,10"],
+            ":14: masked_fill of [B H Tq Tk] = [1 8 20 20] with [B 1 1 Tk] = [2 1 1 10]: batch 2 "
+            "≠ 1, "
+            "keys 10 ≠ 20; make the mask for the same 1 sequence, or mask[:1]; make it from the 20",
         ),
         (
             "def forward(self, x):\n    return x.view((5, -1))",
@@ -380,6 +464,64 @@ def test_failures_name_the_line_and_the_axes(
     assert says in str(caught.value)
     assert str(caught.value).startswith(str(path))
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("order", ["2,6,64", "T=6,B=2,64"])
+def test_a_mask_that_torch_s_layer_refuses(order: str) -> None:
+    inputs = [order, "mask: bool 2,6,6"]
+    name = "TorchMask" if order[0] == "2" else "TorchMaskTimeFirst"
+    with pytest.raises(InputError) as caught:
+        trace_module(DATA / "failing_modules.py", name, "64, 4", inputs)
+    own = "[B T d_model] = [2 6 64]" if order[0] == "2" else "[T B d_model] = [6 2 64]"
+    assert (
+        f": multi_head_attention_forward of {own}: mask [2 6 6] has one map for each of 2 seq"
+        in (str(caught.value))
+    )
+    assert "mask.repeat_interleave(4, 0), not repeat" in str(caught.value)
+
+
+def test_what_torch_s_layer_refuses_for_other_reasons(tmp_path: Path) -> None:
+    path = written(
+        tmp_path,
+        "def forward(self, x, mask=None):\n    m = nn.MultiheadAttention(16, 4, batch_first=True)\n"
+        "    return m(x, x[:, :, :8], x, attn_mask=mask)",
+    )
+    for inputs in (["2,3,16"], ["2,3,16", "mask: bool 3,3"]):
+        with pytest.raises(InputError, match=r"own.py:14: .*: d_model 16 ≠ 2·d_k 8$"):
+            trace_module(path, "A", "16, 4", inputs)
+
+
+@pytest.mark.parametrize("name", ["GroupedTooWide", "FoldsAPiece"])
+def test_a_module_that_fails_shows_the_steps_before(name: str) -> None:
+    with pytest.raises(ModuleError) as caught:
+        trace_module(DATA / "failing_modules.py", name, "64, 4", ["2,6,64"])
+    trace = caught.value.trace
+    lines = (DATA / "failing_modules.py").read_text(encoding="utf-8").splitlines()
+    assert trace.failure is not None
+    place, code = trace.failure
+    assert code.endswith("# fails")
+    assert lines[int(place.split(":")[1]) - 1].strip() == code
+    assert f"failing_modules.py:{place.split(':')[1]}: " in str(caught.value)
+    assert trace.steps[0].axes[:2] == ("B", "T")
+    assert trace.findings == ()
+    text = printed(trace, 150)
+    assert "".join(text.split()).endswith("".join(f"fails here {place} {code}".split()))
+    assert "no reshape regroups" not in text
+    assert json.loads(json.dumps(module_trace_as_json(trace)))["failure"] == [place, code]
+
+
+def test_the_program_prints_the_steps_and_then_one_line(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    module = f"{DATA / 'failing_modules.py'}:FoldsAPiece"
+    given = ["shapes", "--module", module, "--init", "64, 4", "--input", "2,6,64"]
+    for form, start in (([], "FoldsAPiece"), (["--json"], "{")):
+        assert call([*given, *form]) == 2
+        out, err = capsys.readouterr()
+        assert out.startswith(start)
+        assert "chunk" in out
+        assert err.count("\n") == 1
+        assert "reshape of [B T d_model] as [B·H T d_k] puts elements of different axes" in err
 
 
 def test_heads_that_do_not_divide_in_a_view(tmp_path: Path) -> None:

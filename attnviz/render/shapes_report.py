@@ -35,7 +35,11 @@ def print_module_trace(trace: ModuleTrace, console: Console, *, source: bool = T
         write(console, Text(), mark)
         for words in (finding.text, finding.advice):
             write(console, *_indented(words, paper))
-    if trace.steps and not trace.findings and not trace.notes:
+    if trace.failure is not None:
+        place, code = trace.failure
+        mark = Text.assemble(("fails here", "bold red"), " ", (printable(place), "bold"))
+        write(console, Text(), mark, *_indented(printable(code, LONGEST_LINE), paper))
+    elif trace.steps and not trace.findings and not trace.notes:
         write(console, Text(), *flow([_established(trace, paper)], paper.width))
     for note in trace.notes:
         write(

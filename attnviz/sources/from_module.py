@@ -13,6 +13,7 @@ import ast
 import contextlib
 import inspect
 import io
+import re
 import sys
 import traceback
 import types
@@ -27,23 +28,40 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from attnviz.diagnose import Sizes, diagnose, shown
+from attnviz.diagnose import (
+    SCORE_AXES,
+    Sizes,
+    check_mask_shape,
+    diagnose,
+    explain_torch_mask,
+    shown,
+)
 from attnviz.errors import InputError, printable
 from attnviz.machine import require_memory
-from attnviz.module_trace import Finding, ModuleStep, ModuleTrace
+from attnviz.module_trace import Finding, ModuleError, ModuleStep, ModuleTrace
 from attnviz.sources.provenance import PRODUCTS, Info, Ledger, Trouble, family, tensors_in
 
 HEADS = {"n_heads", "num_heads", "heads", "n_head", "nhead", "nheads", "h", "num_attention_heads"}
-KV_HEADS = {"n_kv_heads", "num_kv_heads", "kv_heads", "n_kv_head", "num_key_value_heads"}
+KV_HEADS = {
+    "n_kv_heads",
+    "num_kv_heads",
+    "kv_heads",
+    "n_kv_head",
+    "num_key_value_heads",
+    "kv",
+    "n_kv",
+    "num_kv",
+}
 HEAD_WIDTHS = {"d_k", "d_v", "head_dim", "dim_head", "d_head", "head_size", "d_kv", "key_dim"}
 LENGTHS = {
     "max_len", "max_length", "max_seq_len", "block_size", "context_length", "seq_len", "n_ctx",
     "max_position_embeddings", "n_positions", "max_seq_length", "context_size",
 }  # fmt: skip
 WIDTHS = {
-    "d_model", "embed_dim", "hidden_size", "dim", "n_embd", "emb_dim", "d_in", "d_out",
+    "d_model", "embed_dim", "hidden_size", "hidden", "dim", "n_embd", "emb_dim", "d_in", "d_out",
     "embed_size", "hidden_dim", "model_dim", "d", "input_dim", "output_dim", "kdim", "vdim",
 }  # fmt: skip
+TORCH_OWN = "multi_head_attention_forward"
 KEYS_ADVICE = "take the softmax along the keys, the axis that meets the values"
 KINDS = {
     "float": torch.float32, "float32": torch.float32, "float64": torch.float64,
@@ -92,7 +110,8 @@ def trace_module(
     "T=6,B=2,512". A mask is "mask: bool 2,1,6,6", and so is whatever is called one.
 
     Raises `InputError`, one line with file and line number, for whatever cannot be read, built or
-    run; a shape mismatch in `forward` names the axes of both operands.
+    run; a shape mismatch in `forward` names the axes of both operands, and is a `ModuleError` with
+    the trace up to there.
     """
     specs = _read_together([parse_input(text) for text in inputs])
     arguments = parse_init(init)
@@ -460,6 +479,7 @@ class _Step:
     count: int
     is_view: bool
     info: Info
+    source: Tensor | None
 
 
 @dataclass
@@ -517,7 +537,7 @@ class _Watcher(TorchFunctionMode):
             _Step(
                 name.strip("_"), line, self.path, results[0], len(results),
                 results[0]._base is not None and id(results[0]._base) in base,
-                self.ledger.of(results[0]),
+                self.ledger.of(results[0]), operands[0] if operands else None,
             )
         )  # fmt: skip
         return result
@@ -709,7 +729,7 @@ def _trace(file: Path, module_class: type[nn.Module], plan: _Plan) -> ModuleTrac
     _require_memory(plan)
     real = _run(file, module_class, plan, given, quiet=False)
     if real.error is not None:
-        raise InputError(_failure(file, module_class, plan, real)) from None
+        raise _fail(file, module_class, plan, real) from None
     notes = []
     tries = [
         plan.small(even=False, together=False),
@@ -734,33 +754,10 @@ def _trace(file: Path, module_class: type[nn.Module], plan: _Plan) -> ModuleTrac
             f"{_where(last.error, file)} fails: {_said(last.error)}; "
             "axes are named from sizes that may be equal"
         )
-    same = [(s.operation, s.line) for s in chosen.watcher.steps] == [
-        (s.operation, s.line) for s in real.watcher.steps
-    ]
+    same = _same_ops(chosen.watcher.steps, real.watcher.steps)
     if not same:
         notes.append("the number of ops depends on the sizes; axes are named from the sizes given")
-    lines = _lines(file)
-    steps = []
-    for i, step in enumerate(real.watcher.steps):
-        by = chosen.watcher.steps[i] if same else step
-        sized = chosen.sizes if same else real.sizes
-        steps.append(
-            ModuleStep(
-                step.operation,
-                tuple(
-                    axis if _may_be(axis, n, given) else str(n)
-                    for axis, n in zip(
-                        name_axes(by.result, by.info, sized), step.result.shape, strict=True
-                    )
-                ),
-                tuple(step.result.shape),
-                str(step.result.dtype).removeprefix("torch."),
-                step.count,
-                step.is_view,
-                _place(file.name, step.line),
-                lines[step.line - 1].strip() if 0 < step.line <= len(lines) else "",
-            )
-        )
+    steps = _steps(file, real, chosen if same else real, given)
     findings = _findings(chosen, file.name, plan)
     if chosen.watcher.lost:
         lost = ", ".join(sorted(chosen.watcher.lost))
@@ -768,10 +765,44 @@ def _trace(file: Path, module_class: type[nn.Module], plan: _Plan) -> ModuleTrac
     if not steps:
         notes.append("forward called no torch function on a tensor")
     return ModuleTrace(
-        str(file), module_class.__name__, tuple(steps), findings, tuple(notes), _in_order(given),
+        str(file), module_class.__name__, steps, findings, tuple(notes), _in_order(given),
         real.n_parameters, chosen.watcher.ledger.softmaxes,
         len(chosen.watcher.ledger.along_keys),
     )  # fmt: skip
+
+
+def _same_ops(a: Sequence[_Step], b: Sequence[_Step]) -> bool:
+    return [(s.operation, s.line) for s in a] == [(s.operation, s.line) for s in b]
+
+
+def _steps(
+    file: Path, real: _Run, named_by: _Run, given: Mapping[str, int]
+) -> tuple[ModuleStep, ...]:
+    """The ops of `real`, their axes named from the same ops of `named_by`."""
+    lines = _lines(file)
+    steps = []
+    for step, by in zip(real.watcher.steps, named_by.watcher.steps, strict=False):
+        names = name_axes(by.result, by.info, named_by.sizes)
+        steps.append(
+            ModuleStep(
+                step.operation,
+                tuple(
+                    axis if _may_be(axis, n, given) else str(n)
+                    for axis, n in zip(names, step.result.shape, strict=True)
+                ),
+                tuple(step.result.shape),
+                str(step.result.dtype).removeprefix("torch."),
+                step.count,
+                step.is_view,
+                _place(file.name, step.line),
+                _code_at(lines, step.line),
+            )
+        )
+    return tuple(steps)
+
+
+def _code_at(lines: Sequence[str], line: int) -> str:
+    return lines[line - 1].strip() if 0 < line <= len(lines) else ""
 
 
 def _may_be(axis: str, n: int, given: Mapping[str, int]) -> bool:
@@ -930,7 +961,33 @@ def _regroup_in_words(
 # ── failures in words ────────────────────────────────────────────────────────────────────────
 
 
-def _failure(file: Path, module_class: type[nn.Module], plan: _Plan, run: _Run) -> str:
+def _fail(file: Path, module_class: type[nn.Module], plan: _Plan, real: _Run) -> InputError:
+    """The error of a module that cannot run, with the trace up to there if there is one."""
+    shadow = _run(file, module_class, plan, plan.small(even=False, together=False), quiet=True)
+    message = _failure(file, module_class, plan, real, shadow)
+    done = real.watcher.steps
+    if not done:
+        return InputError(message)
+    by = shadow if _same_ops(shadow.watcher.steps[: len(done)], done) else real
+    assert real.error is not None
+    lines, line = _lines(file), _line_of(real, file)
+    trace = ModuleTrace(
+        str(file), module_class.__name__, _steps(file, real, by, plan.symbols),
+        _findings(by, file.name, plan), (), _in_order(plan.symbols), real.n_parameters,
+        failure=(_place(file.name, line), _code_at(lines, line)),
+    )  # fmt: skip
+    return ModuleError(message, trace)
+
+
+def _line_of(run: _Run, file: Path) -> int:
+    """The line of the file that the run's error came from; 0 where none took part."""
+    _, _, line = _where(run.error, file).rpartition(":") if run.error is not None else ("", "", "")
+    return int(line) if line.isdigit() else 0
+
+
+def _failure(
+    file: Path, module_class: type[nn.Module], plan: _Plan, run: _Run, shadow: _Run
+) -> str:
     """One line about an exception: where, what, and the axes of what met there."""
     error = run.error
     assert error is not None
@@ -938,15 +995,23 @@ def _failure(file: Path, module_class: type[nn.Module], plan: _Plan, run: _Run) 
     failed = run.watcher.failed
     if failed is not None and failed[0] is error:  # and not one that the module has caught
         _, operation, line, args, kwargs = failed
-        operands = [*tensors_in(args), *tensors_in(kwargs)]
-        named = [
-            f"[{' '.join(name_axes(t, run.watcher.ledger.of(t), run.sizes))}] = {shown(t.shape)}"
-            for t in operands[:3]
-        ]
-        why = _why(operation, args, operands, run)
         at = f"{printable(file)}:{line}" if line else where
-        met = " with ".join(named)
+        words = _torch_mask(args, kwargs, run, plan) if operation == TORCH_OWN else ""
+        if words:
+            return f"{at}: {words}"
+        operands = [*tensors_in(args), *tensors_in(kwargs)]
+        names = _names_of(operands, run)
+        met = " with ".join(
+            f"[{' '.join(axes)}] = {shown(t.shape)}"
+            for axes, t in zip(names[:3], operands, strict=False)
+        )
+        why = _why(operation, args, operands, names, run)
+        if operation in ("view", "reshape"):
+            why += _regrouping(run, shadow)
         return f"{at}: {operation.strip('_')} of {met or 'nothing'}: {why or _said(error)}"
+    pieces = _pieces(error, run, _line_of(run, file))
+    if pieces:
+        return f"{where}: {pieces}"
     text = f"{where}: {_said(error)} in {printable(module_class.__name__)}.{run.stage}"
     sizes = plan.symbols
     if run.stage == "__init__" and "H" in sizes:
@@ -958,17 +1023,37 @@ def _failure(file: Path, module_class: type[nn.Module], plan: _Plan, run: _Run) 
     return text
 
 
-def _why(operation: str, args: list[Any], operands: list[Tensor], run: _Run) -> str:
+def _names_of(operands: Sequence[Tensor], run: _Run) -> list[tuple[str, ...]]:
+    """The axes of each operand; those of scores by their roles, whatever their lengths."""
+    ledger = run.watcher.ledger
+    names = []
+    for tensor in operands:
+        own = name_axes(tensor, ledger.of(tensor), run.sizes)
+        is_map = tensor.ndim == 4 and own[1] == "H" and {own[2][0], own[3][0]} == {"T"}
+        if is_map and ledger.of(tensor).product:
+            own = SCORE_AXES
+        names.append(own)
+    return names
+
+
+def _why(
+    operation: str,
+    args: list[Any],
+    operands: list[Tensor],
+    names: list[tuple[str, ...]],
+    run: _Run,
+) -> str:
     """What does not fit, by axis, for the ops whose rule is known; else nothing."""
-    names = [name_axes(t, run.watcher.ledger.of(t), run.sizes) for t in operands]
 
     def axis(i: int, at: int) -> str:
         name, n = names[i][at], operands[i].shape[at]
         return name if name == str(n) else f"{name} {n}"
 
-    if operation in ("view", "reshape") and len(args) > 1:
-        target = args[1:] if not isinstance(args[1], list | tuple) else args[1]
-        return _why_view(operands[0], [n for n in target if isinstance(n, int)])
+    sizes = _sizes_asked(args)
+    if operation in ("view", "reshape", "expand") and sizes:
+        if operation == "expand":
+            return _why_expand(operands[0], names[0], sizes, run)
+        return _why_view(operands[0], names[0], sizes)
     if operation == "linear" and len(operands) > 1:
         need = operands[1].shape[1]
         if operands[0].shape[-1] != need:
@@ -981,6 +1066,14 @@ def _why(operation: str, args: list[Any], operands: list[Tensor], run: _Run) -> 
             return f"the sum runs over {axis(0, -1)} and {axis(1, -2)}, which must be equal{hint}"
         operands = [t[..., 0, 0] for t in operands]
         names = [each[:-2] for each in names]
+    if operation == "scaled_dot_product_attention" and len(operands) == 4:
+        q, k, _, mask = operands
+        return _mask_on_scores(mask.shape, (*q.shape[:-1], k.shape[-2]))
+    if len(operands) == 2 and SCORE_AXES in names:
+        at = names.index(SCORE_AXES)
+        said = _mask_on_scores(operands[1 - at].shape, operands[at].shape)
+        if said:
+            return said
     if len(operands) > 1:
         pairs = []
         for back in range(1, min(operands[0].ndim, operands[1].ndim) + 1):
@@ -991,14 +1084,118 @@ def _why(operation: str, args: list[Any], operands: list[Tensor], run: _Run) -> 
     return ""
 
 
-def _why_view(source: Tensor, target: Sequence[int]) -> str:
+def _mask_on_scores(mask: Sequence[int], scores: Sequence[int]) -> str:
+    """Where a mask does not fit scores [B H Tq Tk], and what would; nothing where it does."""
+    if len(scores) != len(SCORE_AXES):
+        return ""
+    verdict = check_mask_shape(mask, scores)
+    return "" if verdict.fits else "; ".join((", ".join(verdict.differences), *verdict.fixes))
+
+
+def _torch_mask(args: list[Any], kwargs: dict[str, Any], run: _Run, plan: _Plan) -> str:
+    """A mask that torch's own layer refuses, by the axes of its caller: they may be batch-first."""
+    mask, query, key, heads = kwargs.get("attn_mask"), args[0], args[1], args[4]
+    if not isinstance(mask, Tensor) or query.ndim != 3:
+        return ""
+    queries, batch = query.shape[:2]
+    if tuple(mask.shape) in ((queries, len(key)), (batch * heads, queries, len(key))):
+        return ""
+    names = name_axes(query, run.watcher.ledger.of(query), run.sizes)
+    given = [a for a, spec in zip(plan.axes, plan.specs, strict=True) if not spec.is_mask]
+    if any(axes[:2] == (names[1], names[0]) for axes in given):
+        names, query = (names[1], names[0], names[2]), query.transpose(0, 1)
+    words = explain_torch_mask(mask.shape, batch, heads, queries, len(key))
+    return f"{TORCH_OWN} of [{' '.join(names)}] = {shown(query.shape)}: {words}"
+
+
+def _pieces(error: BaseException, run: _Run, line: int) -> str:
+    """A tensor cut into more or fewer pieces than there are names for them."""
+    expected = re.search(r"values to unpack \(expected (\d+)", str(error))
+    last = run.watcher.steps[-1] if run.watcher.steps else None
+    if expected is None or last is None or last.line != line or last.source is None:
+        return ""
+    source, piece = last.source, last.result
+    if last.count < 2 or source.ndim != piece.ndim:
+        return ""
+    cut = [a for a in range(source.ndim) if source.shape[a] != piece.shape[a]]
+    if len(cut) != 1:
+        return ""
+    taken, whole, each = int(expected.group(1)), source.shape[cut[0]], piece.shape[cut[0]]
+    names = _names_of([source, piece], run)
+    rest = whole % each
+    text = (
+        f"{last.operation} of [{' '.join(names[0])}] = {shown(source.shape)} gives {last.count} "
+        f"pieces of [{' '.join(names[1])}] = {shown(piece.shape)}, and {taken} are taken: "
+        f"{whole} = {whole // each}·{each}{f' + {rest}' * (rest > 0)}, and {taken} pieces of "
+        f"{each} need {taken}·{each} = {taken * each}; project to {taken * each}"
+    )
+    if whole % taken == 0:
+        text += f", or cut {whole} into {taken} of {whole // taken}: chunk({taken}, {cut[0]})"
+    return text
+
+
+def _why_expand(source: Tensor, axes: tuple[str, ...], target: Sequence[int], run: _Run) -> str:
+    """The axes that are neither kept nor 1; for heads, what their projection should hold."""
+    told: list[str] = []
+    for back in range(1, min(source.ndim, len(target)) + 1):
+        n, want = source.shape[-back], target[-back]
+        if n in (1, want) or want < 0:
+            continue
+        name = axes[-back] if axes[-back] != str(n) else "an axis of"
+        text = f"{name} {n} cannot be expanded to {want}: only an axis of 1 can"
+        told.insert(0, text + _heads_held(source, source.ndim - back, want, run))
+    return ", ".join(told)
+
+
+def _heads_held(source: Tensor, axis: int, want: int, run: _Run) -> str:
+    """Words about the width of the projection that was cut into heads along `axis`."""
+    info, heads = run.watcher.ledger.of(source), run.sizes.get("H", 0)
+    for key in info.along(axis):
+        each = prod(
+            len(part)
+            for i, part in enumerate(info.coordinates[key])
+            if part is not None and i != axis
+        )
+        if family(key) != "F" or not heads or want < 1 or each < 1:
+            continue
+        found = diagnose(
+            Sizes(heads * each, heads, d_k=each, n_kv_heads=want,
+                  k_width=source.shape[axis] * each)
+        )  # fmt: skip
+        if found is not None:
+            # whether these are the keys or the values is not known here
+            words = found.message.replace("K holds", "the projection holds")
+            return f"; {_for_code(words.replace('project K to', 'project to'))}"
+    return ""
+
+
+def _sizes_asked(args: list[Any]) -> list[int]:
+    """The sizes that a view, reshape or expand was given, as one list or one by one."""
+    target = args[1] if len(args) == 2 and isinstance(args[1], list | tuple) else args[1:]
+    return list(target) if all(isinstance(n, int) for n in target) else []
+
+
+def _filled(source: Tensor, target: Sequence[int]) -> list[int] | None:
+    """The shape asked for with its -1 worked out; None where the elements cannot have it."""
+    known, have = prod(n for n in target if n != -1), source.numel()
+    if list(target).count(-1) == 1 and known > 0 and have % known == 0:
+        return [have // known if n == -1 else n for n in target]
+    return list(target) if -1 not in target and known == have else None
+
+
+def _why_view(source: Tensor, axes: tuple[str, ...], target: Sequence[int]) -> str:
     have = source.numel()
-    if -1 not in target and prod(target) == have:
+    if _filled(source, target) is not None:
         return (
-            "the sizes fit, but after a swap of axes the elements do not lie in that order: "
-            "reshape copies them, as contiguous() before view does"
+            "the sizes fit, but the elements do not lie in that order in memory "
+            f"(strides {shown(source.stride())}), which view needs: reshape copies them, as "
+            "contiguous() before view does"
         )
     made = f"{have} elements cannot be {shown(target)}"
+    if -1 not in target and prod(target) > 0:
+        made += f", which are {prod(target)}"
+    if len(target) == 3 and axes[1:3] == ("H", "T"):
+        return f"{made}; swap back before heads are merged: transpose(1, 2) makes [B T H d_k]"
     if len(target) <= source.ndim or min(target[-2], source.shape[-1]) < 1:
         return made
     width, heads, each = source.shape[-1], target[-2], target[-1]
@@ -1006,8 +1203,34 @@ def _why_view(source: Tensor, target: Sequence[int]) -> str:
         found = diagnose(Sizes(width, heads))
         return f"{made}: {_for_code(found.message)}" if found else made
     if each > 0 and heads * each != width:
-        return f"{made}: {heads}·{each} = {heads * each}, and the last axis is {width}"
+        made += f": {heads}·{each} = {heads * each}, and the last axis is {width}"
+        made += f"; project to {heads * each}"
+        if width % each == 0:
+            made += f", or cut {width} into {width // each} heads of {each}"
+        return f"{made}, or into {heads} of {width // heads}"
     return made
+
+
+def _regrouping(real: _Run, shadow: _Run) -> str:
+    """What a view that failed on strides would do if it were a reshape: regroup, or nothing.
+
+    Told from the run at sizes with no common factor, where that fails at the same op.
+    """
+    for run in (shadow, real):
+        failed, other = run.watcher.failed, real.watcher.failed
+        if failed is None or other is None or failed[1:3] != other[1:3]:
+            continue
+        args = failed[3]
+        shape = _filled(args[0], _sizes_asked(args))
+        if shape is None:
+            continue
+        result, ledger = args[0].reshape(shape), run.watcher.ledger
+        before = name_axes(args[0], ledger.of(args[0]), run.sizes)
+        if ledger.follow("reshape", [args[0], shape], {}, [result], torch.reshape):
+            words = _regroup_in_words("reshape", before, args[0], result, run.sizes)
+            return f"; but {'; '.join(words)}"
+        return ""
+    return ""
 
 
 def _for_code(advice: str) -> str:
