@@ -24,6 +24,7 @@ class Work:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._stage: tuple[str, int | None, int] = ("working", None, 0)
+        self._over = False
         self._bar: tuple[Progress, TaskID] | None = None
         self._timer = threading.Timer(PATIENCE, self._appear)
         self._timer.daemon = True
@@ -50,6 +51,7 @@ class Work:
     ) -> None:
         self._timer.cancel()
         with self._lock:
+            self._over = True
             if self._bar is not None:
                 self._bar[0].stop()
 
@@ -68,6 +70,8 @@ class Work:
         columns = (TextColumn("{task.description}"), BarColumn(), TimeRemainingColumn())
         bar = Progress(*columns, console=Console(stderr=True), transient=True)
         with self._lock:
+            if self._over:  # the work ended while the bar was being made
+                return
             task = bar.add_task(name, total=total, completed=done)
             self._bar = (bar, task)
             bar.start()
