@@ -189,7 +189,9 @@ def _mask_axes(spec: InputSpec) -> tuple[str, ...]:
     named_so = any(part in (spec.name or "").lower() for part in SAMPLES_BY_KEYS)
     if spec.shape[0] == spec.shape[-1] and not named_so:
         rows = ("T", "T")
-    return {1: ("T",), 2: rows, 3: ("B", "T", "T"), 4: ("B", "H", "T", "T")}[len(spec.shape)]
+    # a bias of positions is most often the same for all samples and another for each head
+    first = "H" if (spec.name or "").lower().endswith("bias") else "B"
+    return {1: ("T",), 2: rows, 3: (first, "T", "T"), 4: ("B", "H", "T", "T")}[len(spec.shape)]
 
 
 def _with_axes(spec: InputSpec, usual: Sequence[str]) -> InputSpec:
@@ -340,6 +342,10 @@ class _Plan:
                 symbol = times.get(n, "1") if axis == "T" else axis
                 if axis in ("width", ""):
                     symbol = _width_symbol(n, numbers, symbols)
+                folded = symbols.get("B", 0) * symbols.get("H", 0)
+                if axis == "B" and spec.is_mask and n == folded != symbols["B"]:
+                    own.append("B·H")  # in which order, its maker knows
+                    continue
                 if n == 1 or (symbol in symbols and symbols[symbol] != n):
                     symbol = str(n)
                 if not symbol.isdigit():
@@ -419,7 +425,10 @@ class _Plan:
 
     def shapes(self, sizes: Mapping[str, int]) -> list[tuple[int, ...]]:
         return [
-            tuple(int(symbol) if symbol.isdigit() else sizes[symbol] for symbol in axes)
+            tuple(
+                prod(int(part) if part.isdigit() else sizes[part] for part in symbol.split("·"))
+                for symbol in axes
+            )
             for axes in self.axes
         ]
 

@@ -60,6 +60,9 @@ REDUCTIONS = {
     "prod",
     "norm",
 }
+DIVISIONS = {
+    "div", "div_", "__truediv__", "__itruediv__", "divide", "divide_", "true_divide", "normalize",
+}  # fmt: skip
 SOFTMAXES = {"softmax", "log_softmax", "_safe_softmax"}
 
 
@@ -173,7 +176,11 @@ class Ledger:
             return found
         if name in REDUCTIONS and tensors_in(args):
             return self._reduce(args, kwargs, results)
-        return self._elementwise([*tensors_in(args), *tensors_in(kwargs)], results)
+        operands = [*tensors_in(args), *tensors_in(kwargs)]
+        troubles = self._elementwise(operands, results)
+        if name in DIVISIONS:
+            self._divided(operands if name != "normalize" else operands * 2, results)
+        return troubles
 
     # ── moving elements ──────────────────────────────────────────────────────────────────────
 
@@ -259,6 +266,18 @@ class Ledger:
         for each in results:
             self.set(each, info if each.shape == result.shape else Info())
         return troubles
+
+    def _divided(self, operands: list[Tensor], results: Sequence[Tensor]) -> None:
+        """Weights divided by what is made of them: where they add up to 1 now is not known."""
+        marks = [
+            {key for key in self.of(operand).coordinates if family(key) == SOFTMAX}
+            for operand in operands
+        ]
+        again = marks[0] & marks[1] if len(marks) == 2 else set()
+        for result in results:
+            info = self.of(result)
+            kept = {key: parts for key, parts in info.coordinates.items() if key not in again}
+            self.set(result, Info(kept, info.product))
 
     def _reduce(
         self, args: Sequence[Any], kwargs: dict[str, Any], results: Sequence[Tensor]

@@ -408,3 +408,41 @@ class AddedMask(Base):
         scores = scores + (1.0 - attention_mask[:, None, None, :].float()) * -1e4
         mixed = (scores.softmax(-1) @ v).permute(0, 2, 1, 3).contiguous()
         return mixed.view((*mixed.shape[:-2], -1))
+
+
+class Slots(Base):
+    """Queries compete for each key, and each query's weights are made to sum to 1 after that."""
+
+    def forward(self, x):
+        weights = (self.w_q(x) @ self.w_k(x).mT).softmax(1)
+        first = (weights / weights.sum(-1, keepdim=True)) @ self.w_v(x)
+        return F.normalize(weights, p=1, dim=-1) @ first
+
+
+class Biased(Base):
+    """A bias for each head, made by the caller, and divided scores."""
+
+    def forward(self, x, position_bias):
+        q, k, v = (
+            w(x).unflatten(-1, (self.n_heads, self.d_k)).transpose(1, 2)
+            for w in (self.w_q, self.w_k, self.w_v)
+        )
+        scores = (q @ k.mT + position_bias) / self.d_k**0.5
+        weights = scores.softmax(-1).div(2.0) * 2
+        return self.w_o((weights @ v).transpose(1, 2).flatten(2))
+
+
+class HeadsSlowest(Base):
+    """Batch and heads folded the other way round, and the mask with them."""
+
+    def forward(self, x, mask):
+        q, k, v = (torch.cat(w(x).split(self.d_k, -1), 0) for w in (self.w_q, self.w_k, self.w_v))
+        y = (q @ k.mT).masked_fill(mask, -1e9).softmax(-1) @ v
+        return self.w_o(torch.cat(y.split(x.shape[0], 0), -1))
+
+
+class FoldedMask(TorchOwn):
+    """torch's own layer, its mask folded by the caller."""
+
+    def forward(self, x, mask):
+        return self.attn(x, x, x, attn_mask=mask)[0]
