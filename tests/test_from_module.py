@@ -175,8 +175,15 @@ def test_notes_say_how_the_trace_was_made() -> None:
     (note,) = trace_module(RIGHT, "HeadLoop", "", [X]).notes
     assert note == ("the number of ops depends on the sizes; axes are named from the sizes given")
     (note,) = trace_module(RIGHT, "Windows", "", ["2,16,512"]).notes
-    assert note.startswith("with another batch and length (B 11, T 13) ")
-    assert "shape '[11, 3, 4, 512]' is invalid" in note
+    assert note.startswith("with another batch and length (B 11, T 13) it fails at ")
+    assert "view of [B T d_model] = [11 13 512]: 73216 elements cannot be [11 3 4 512]" in note
+    (note,) = trace_module(
+        WRONG, "AddedMaskMeetsQueries", "", ["6,6,512", "attention_mask: 6,6"]
+    ).notes
+    assert (
+        ": add of [B H Tq Tk] = [11 8 13 13] with [B T] = [11 13]: B meets Tq: batch 11 ≠ queries "
+        "13; for padded keys, mask[:, None, None, :] is"
+    ) in note
 
 
 # ── wrong ────────────────────────────────────────────────────────────────────────────────────

@@ -45,7 +45,7 @@ def print_module_trace(trace: ModuleTrace, console: Console, *, source: bool = T
         write(
             console,
             Text(),
-            *flow([paper.text(f"note: {printable(note, 400)}", "dim")], paper.width),
+            *flow([paper.text(f"note: {printable(note, 1000)}", "dim")], paper.width),
         )
 
 

@@ -757,10 +757,9 @@ def _trace(file: Path, module_class: type[nn.Module], plan: _Plan) -> ModuleTrac
         if chosen.error is not None:
             chosen = real
         last = runs[-1]
-        assert last.error is not None
+        failure = _failure(file, module_class, plan, last, last)
         notes.append(
-            f"with another batch and length ({_sizes_in_words(last.sizes)}) "
-            f"{_where(last.error, file)} fails: {_said(last.error)}; "
+            f"with another batch and length ({_sizes_in_words(last.sizes)}) it fails at {failure}; "
             "axes are named from sizes that may be equal"
         )
     same = _same_ops(chosen.watcher.steps, real.watcher.steps)
