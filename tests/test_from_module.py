@@ -427,7 +427,24 @@ def written(tmp_path: Path, body: str, init: str = "d_model, n_heads") -> Path:
         (
             "def forward(self, x):\n    return torch.einsum('btd,bds->bts', x, x)",
             [X],
+            "einsum of [B T d_model] = [2 6 512] with [B T d_model] = [2 6 512]: d is d_model 512 and "
+            "T 6",
+        ),
+        (
+            "def forward(self, x):\n    return torch.einsum('btd,btnd->bt', x, x)",
+            [X],
+            "einsum of [B T d_model] = [2 6 512] with [B T d_model] = [2 6 512]: 4 letters for "
+            "3 axes",
+        ),
+        (
+            "def forward(self, x):\n    return torch.einsum('btd,btd->bxd', x, x)",
+            [X],
             "einsum of [B T d_model] = [2 6 512] with [B T d_model] = [2 6 512]: RuntimeError",
+        ),
+        (
+            "def forward(self, x):\n    return torch.einsum('btt->b', x)",
+            [X],
+            ":13: einsum of [B T d_model] = [2 6 512]: RuntimeError",
         ),
         (
             "def forward(self, x):\n    return torch.cat([x, x[..., :5]], 1)",

@@ -39,7 +39,15 @@ from attnviz.diagnose import (
 from attnviz.errors import InputError, printable
 from attnviz.machine import require_memory
 from attnviz.module_trace import Finding, ModuleError, ModuleStep, ModuleTrace
-from attnviz.sources.provenance import PRODUCTS, Info, Ledger, Trouble, family, tensors_in
+from attnviz.sources.provenance import (
+    PRODUCTS,
+    Info,
+    Ledger,
+    Trouble,
+    einsum_letters,
+    family,
+    tensors_in,
+)
 
 HEADS = {"n_heads", "num_heads", "heads", "n_head", "nhead", "nheads", "h", "num_attention_heads"}
 KV_HEADS = {
@@ -1074,6 +1082,9 @@ def _why(
             return f"the sum runs over {axis(0, -1)} and {axis(1, -2)}, which must be equal{hint}"
         operands = [t[..., 0, 0] for t in operands]
         names = [each[:-2] for each in names]
+    if operation == "einsum" and args:
+        letters = einsum_letters(args[0], [t.ndim for t in operands])
+        return _why_letters(letters[0] if letters else [], operands, axis)
     if operation == "scaled_dot_product_attention" and len(operands) == 4:
         q, k, _, mask = operands
         return _mask_on_scores(mask.shape, (*q.shape[:-1], k.shape[-2]))
@@ -1090,6 +1101,23 @@ def _why(
                 pairs.append(f"{axis(0, -back)} ≠ {axis(1, -back)}")
         return ", ".join(reversed(pairs))
     return ""
+
+
+def _why_letters(
+    letters: Sequence[str], operands: Sequence[Tensor], axis: Callable[[int, int], str]
+) -> str:
+    """The letters of an einsum that stand for two lengths."""
+    first: dict[str, tuple[int, int]] = {}
+    told = []
+    for i, own in enumerate(letters):
+        if len(own) != operands[i].ndim:
+            return f"{len(own)} letters for {operands[i].ndim} axes"
+        for at, letter in enumerate(own):
+            j, where = first.setdefault(letter, (i, at))
+            n, before = operands[i].shape[at], operands[j].shape[where]
+            if n != before and 1 not in (n, before):
+                told.append(f"{letter} is {axis(j, where)} and {axis(i, at)}")
+    return ", ".join(told)
 
 
 def _mask_on_scores(mask: Sequence[int], scores: Sequence[int]) -> str:
