@@ -427,7 +427,8 @@ def written(tmp_path: Path, body: str, init: str = "d_model, n_heads") -> Path:
         (
             "def forward(self, x):\n    return torch.einsum('btd,bds->bts', x, x)",
             [X],
-            "einsum of [B T d_model] = [2 6 512] with [B T d_model] = [2 6 512]: d is d_model 512 and "
+            "einsum of [B T d_model] = [2 6 512] with [B T d_model] = [2 6 512]: d is "
+            "d_model 512 and "
             "T 6",
         ),
         (
