@@ -7,6 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 from rich.text import Text
 
@@ -122,6 +123,35 @@ def test_key_value_heads_that_do_not_divide_stop_there(
     assert call(["shapes", "a b", "--n-kv-heads", "3"]) == 2
     out = capsys.readouterr().out
     assert "k_repeated cannot work: 3 key/value heads cannot be shared evenly by 8 heads" in out
+
+
+def test_a_mask_that_does_not_fit_stops_there(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    np.save(tmp_path / "m.npy", np.ones((2, 1, 1, 1024)))
+    given = ["--mask", str(tmp_path / "m.npy"), "--len", "2048"]
+    for arguments in (given, [*given[:2], "a b c"]):
+        assert call(["shapes", *arguments]) == 2
+        said = capsys.readouterr()
+        assert "allowed cannot work: the mask does not fit the scores" in said.out
+        assert "mask    B H Tq Tk  =  2×1×1×1024" in said.out
+        assert "B 2 ≠ 1, Tk 1024 ≠ " in said.out
+        assert "masked_scores" not in said.out
+        assert said.err.count("\n") == 1
+    assert call(["shapes", *given, "--json"]) == 2
+    assert capsys.readouterr().out == ""
+    np.save(tmp_path / "m.npy", np.ones(5))
+    assert call(["shapes", *given]) == 2
+    assert "has 1 axes, shape [5]" in capsys.readouterr().err
+
+
+def test_a_mask_may_differ_between_heads(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    np.save(tmp_path / "m.npy", np.ones((1, 8, 3, 3)))
+    for arguments in (["--len", "3"], ["a b c"]):
+        found = document(capsys, *arguments, "--mask", str(tmp_path / "m.npy"))
+        assert step(found, "allowed")["shape"] == [1, 8, 3, 3]
 
 
 def test_what_is_legal_and_looks_wrong_is_remarked(capsys: pytest.CaptureFixture[str]) -> None:

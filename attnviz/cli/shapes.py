@@ -20,7 +20,7 @@ from attnviz.cli.facts import Fact, layer_facts, mask_facts, print_facts
 from attnviz.cli.inputs import TextInput, make_batches, make_rules, read_sequences
 from attnviz.cli.options import INPUT, OUTPUT, InputFlags, LayerFlags, MaskFlags, spread
 from attnviz.config import AttentionConfig, check_size, choice
-from attnviz.errors import ConfigError, printable
+from attnviz.errors import ConfigError, InputError, printable
 
 if TYPE_CHECKING:
     from attnviz.diagnose import Diagnosis
@@ -183,7 +183,7 @@ def shapes(
         _only("--model", own_layer, "the layer")
     if versus is not None and form != "table":
         raise ConfigError(f"--vs makes a table; --format {form} shows one layer at a time")
-    sizes = GivenSizes(model, length, key_length, batch, vocabulary)
+    sizes = GivenSizes(model, length, key_length, batch, vocabulary, form == "table")
     flow = _flow(inputs, layer, masking, sizes)
     if versus is None:
         _print(flow, form, source, expand)
@@ -207,6 +207,7 @@ class GivenSizes:
     key_length: int | None
     batch: int | None
     vocabulary: int | None
+    as_table: bool
 
     def __post_init__(self) -> None:
         for flag, size in (
@@ -242,24 +243,38 @@ def _flow(inputs: InputFlags, layer: LayerFlags, masking: MaskFlags, given: Give
             "Tk": keys,
             "V": given.vocabulary or USUAL_VOCABULARY,
         }
-        config = _checked(layer, lengths)
-        per_head = _mask_of_size(masking, lengths, config)
+        config = _checked(layer, lengths, given.as_table)
+        per_head = _require_mask(masking, lengths, config, given.as_table)
         cross = given.key_length is not None
         return _of_layer(config, lengths, masking.is_set, cross, per_head=per_head)
     text = read_sequences(inputs)
-    config = _checked(layer, text.lengths(inputs))
+    config = _checked(layer, text.lengths(inputs), given.as_table)
+    _require_mask(masking, text.lengths(inputs), config, given.as_table)
     return _of_text(inputs, masking, config, text)
 
 
-def _mask_of_size(masking: MaskFlags, lengths: Mapping[str, int], config: AttentionConfig) -> bool:
-    """Whether the mask file differs between heads; it has to fit the sizes that were given."""
+def _require_mask(
+    masking: MaskFlags, lengths: Mapping[str, int], config: AttentionConfig, as_table: bool
+) -> bool:
+    """Whether the mask file differs between heads. Where it does not fit, the trace stops there."""
     if masking.mask is None:
         return False
+    from attnviz.diagnose import SCORE_AXES, Diagnosis, Operand
     from attnviz.masks import from_array, read_mask
 
     array, name = read_mask(masking.mask, masking.mask_means)
-    sizes = (lengths["B"], config.n_heads, lengths["Tq"], lengths["Tk"])
-    return from_array(array, name, *sizes).per_head
+    scores = (lengths["B"], config.n_heads, lengths["Tq"], lengths["Tk"])
+    try:
+        return from_array(array, name, *scores).per_head
+    except InputError as error:
+        axes = {2: ("Tq", "Tk"), 3: ("B", "Tq", "Tk"), 4: SCORE_AXES}.get(array.ndim)
+        if as_table and axes is not None:
+            operands = (Operand("mask", axes, array.shape), Operand("scores", SCORE_AXES, scores))
+            differences = str(error).partition(": ")[2]
+            problem = "the mask does not fit the scores"
+            steps = _of_layer(config, lengths, masked=True, cross=False).steps
+            _print_failure(steps, Diagnosis("allowed", problem, operands, (differences,), ()))
+        raise
 
 
 def _of_layer(
@@ -333,7 +348,7 @@ def _of_model(path: Path, given: GivenSizes) -> Flow:
 # ── sizes that cannot work ───────────────────────────────────────────────────────────────────
 
 
-def _checked(layer: LayerFlags, lengths: Mapping[str, int]) -> AttentionConfig:
+def _checked(layer: LayerFlags, lengths: Mapping[str, int], as_table: bool) -> AttentionConfig:
     """The layer's configuration. Where it cannot work, the trace is printed up to that point."""
     from attnviz.diagnose import Sizes, diagnose
 
@@ -349,26 +364,27 @@ def _checked(layer: LayerFlags, lengths: Mapping[str, int]) -> AttentionConfig:
             keys=lengths["Tk"],
         )
     )
-    if problem is not None:
-        _fail(problem, layer, lengths)
-    return layer.config()
+    if problem is None:
+        return layer.config()
+    if as_table:
+        width = max(layer.d_model // layer.n_heads, 1)
+        groups = layer.n_kv_heads if problem.step != "k_repeated" else None
+        possible = dataclasses.replace(layer, d_k=layer.d_k or width, n_kv_heads=groups).config()
+        _print_failure(_of_layer(possible, lengths, masked=False, cross=False).steps, problem)
+    raise ConfigError(problem.message)
 
 
-def _fail(problem: Diagnosis, layer: LayerFlags, lengths: Mapping[str, int]) -> NoReturn:
+def _print_failure(steps: Sequence[Step], problem: Diagnosis) -> None:
+    """The steps up to the one that fails, and what meets there."""
     from attnviz.diagnose import steps_until
     from attnviz.render.console import make_console
     from attnviz.render.reports import print_diagnosis
     from attnviz.render.tables import print_trace
 
-    width = max(layer.d_model // layer.n_heads, 1)
-    groups = layer.n_kv_heads if problem.step != "k_repeated" else None
-    possible = dataclasses.replace(layer, d_k=layer.d_k or width, n_kv_heads=groups).config()
-    flow = _of_layer(possible, lengths, masked=False, cross=False)
-    steps = steps_until(flow.steps, problem)
     console = make_console()
-    print_trace(steps, console, sizes={**flow.sizes}, totals=False)
-    print_diagnosis(problem, len(steps) + 1, console)
-    raise ConfigError(problem.message)
+    kept = steps_until(steps, problem)
+    print_trace(kept, console, totals=False)
+    print_diagnosis(problem, len(kept) + 1, console)
 
 
 # ── a module of one's own ────────────────────────────────────────────────────────────────────
