@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
 
-from attnviz.errors import InputError, printable
+from attnviz.errors import InputError, printable, why_unreadable
 
 if TYPE_CHECKING:
     import numpy as np
@@ -135,9 +135,9 @@ def read_path(path: Path, tokenizer: str = "words", encoding: str = "utf-8") -> 
         with path.open("rb") as stream:
             return from_file(path, stream, tokenizer, encoding)
     except OSError as error:
-        reason = "is a folder" if path.is_dir() else (error.strerror or "cannot be read").lower()
         raise InputError(
-            f"{printable(path)}: {reason}; a text, .json or .jsonl file is expected"
+            f"{printable(path)}: {why_unreadable(path, error)}; "
+            "a text, .json or .jsonl file is expected"
         ) from None
 
 
@@ -252,6 +252,30 @@ def _trimmed(found: Sequence[list[str]]) -> Reading:
     return Reading(tuple(sequences), (notice,) if dropped else ())
 
 
+# ── where tokens stand in a padded row ───────────────────────────────────────────────────────
+
+
+def positions_of(
+    lengths: npt.NDArray[np.int64], width: int, pad_side: str
+) -> npt.NDArray[np.int64]:
+    """`[B width]`: each place's index in its own sequence, 0 at its first real token."""
+    import numpy as np
+
+    return np.arange(width)[None, :] - _starts(lengths, width, pad_side)[:, None]
+
+
+def real_places(
+    positions: npt.NDArray[np.int64], lengths: npt.NDArray[np.int64]
+) -> npt.NDArray[np.bool_]:
+    """`[B T]`: True where `positions` are those of real tokens, False on padding."""
+    real: npt.NDArray[np.bool_] = (positions >= 0) & (positions < lengths[:, None])
+    return real
+
+
+def _starts(lengths: npt.NDArray[np.int64], width: int, pad_side: str) -> npt.NDArray[np.int64]:
+    return lengths * 0 if pad_side == "right" else width - lengths
+
+
 # ── the batch ────────────────────────────────────────────────────────────────────────────────
 
 
@@ -282,21 +306,17 @@ class Batch:
     @property
     def starts(self) -> npt.NDArray[np.int64]:
         """`[B]`: where each sequence's first real token stands."""
-        return self.lengths * 0 if self.pad_side == "right" else self.width - self.lengths
+        return _starts(self.lengths, self.width, self.pad_side)
 
     @property
     def valid(self) -> npt.NDArray[np.bool_]:
         """`[B T]`: True on real tokens, False on padding."""
-        place = self.positions
-        valid: npt.NDArray[np.bool_] = (place >= 0) & (place < self.lengths[:, None])
-        return valid
+        return real_places(self.positions, self.lengths)
 
     @property
     def positions(self) -> npt.NDArray[np.int64]:
         """`[B T]`: each place's index in its own sequence, 0 at its first real token."""
-        import numpy as np
-
-        return np.arange(self.width)[None, :] - self.starts[:, None]
+        return positions_of(self.lengths, self.width, self.pad_side)
 
     @property
     def padded_tokens(self) -> tuple[Tokens, ...]:

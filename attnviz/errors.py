@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 
 class AttnvizError(Exception):
     """A failure that has been understood: its text is one line that a person can act on.
@@ -40,3 +42,10 @@ def printable(text: object, limit: int = 80) -> str:
         return shown
     half = (limit - 1) // 2
     return f"{shown[:half]}…{shown[-half:]}"
+
+
+def why_unreadable(path: Path, error: OSError) -> str:
+    """Why `path` could not be read, in the words that follow its name in a message."""
+    if path.is_dir():
+        return "is a folder"
+    return printable((error.strerror or str(error)).lower())

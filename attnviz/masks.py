@@ -18,7 +18,7 @@ from torch import Tensor
 
 from attnviz.batch import SEP, Batch
 from attnviz.config import check_size, choice
-from attnviz.errors import InputError, printable
+from attnviz.errors import InputError, printable, why_unreadable
 from attnviz.machine import human_bytes, require_memory
 from attnviz.npy import read_npy, read_npz
 
@@ -159,8 +159,7 @@ def read_mask(path: Path, means: str = "keep") -> tuple[npt.NDArray[np.bool_], s
     try:
         values = reader(path)
     except OSError as error:
-        reason = "is a folder" if path.is_dir() else (error.strerror or str(error)).lower()
-        raise InputError(f"mask {shown}: {printable(reason)}") from None
+        raise InputError(f"mask {shown}: {why_unreadable(path, error)}") from None
     except InputError as error:
         raise InputError(f"mask {shown} {error}") from None
     if values.dtype.kind not in "biuf":

@@ -28,8 +28,8 @@ from typing import Any, TextIO
 import numpy as np
 import numpy.typing as npt
 
-from attnviz.batch import PAD_SIDES, Batch
-from attnviz.errors import InputError, printable
+from attnviz.batch import PAD_SIDES, Batch, positions_of, real_places
+from attnviz.errors import InputError, printable, why_unreadable
 from attnviz.machine import human_bytes, require_memory
 from attnviz.npy import read_npz
 
@@ -133,26 +133,22 @@ class AttentionResult:
     @cached_property
     def query_positions(self) -> npt.NDArray[np.int64]:
         """`[B Tq]`: each query's index in its own sequence; outside 0 … length-1 it is padding."""
-        return _positions(self.lengths, self.attention.shape[3], self.pad_side)
+        return positions_of(self.lengths, self.attention.shape[3], self.pad_side)
 
     @cached_property
     def key_positions(self) -> npt.NDArray[np.int64]:
         """`[B Tk]`: each key's index in its own sequence."""
-        return _positions(self.key_lengths, self.attention.shape[4], self.pad_side)
+        return positions_of(self.key_lengths, self.attention.shape[4], self.pad_side)
 
     @cached_property
     def query_valid(self) -> npt.NDArray[np.bool_]:
         """`[B Tq]`: True on real query tokens, False on padding."""
-        return np.asarray(
-            (self.query_positions >= 0) & (self.query_positions < self.lengths[:, None])
-        )
+        return real_places(self.query_positions, self.lengths)
 
     @cached_property
     def key_valid(self) -> npt.NDArray[np.bool_]:
         """`[B Tk]`: True on real key tokens, False on padding."""
-        return np.asarray(
-            (self.key_positions >= 0) & (self.key_positions < self.key_lengths[:, None])
-        )
+        return real_places(self.key_positions, self.key_lengths)
 
     def metadata(self) -> dict[str, Any]:
         """The JSON object of the saved form, without the arrays."""
@@ -185,11 +181,6 @@ class AttentionResult:
 def _are_lengths(lengths: Array, batch: int, width: int) -> bool:
     whole = lengths.dtype.kind in "iu" and lengths.shape == (batch,)
     return whole and bool(((lengths >= 0) & (lengths <= width)).all())
-
-
-def _positions(lengths: npt.NDArray[np.int64], width: int, pad_side: str) -> npt.NDArray[np.int64]:
-    starts = width - lengths if pad_side == "left" else np.zeros_like(lengths)
-    return np.asarray(np.arange(width)[None, :] - starts[:, None])
 
 
 def from_batches(
@@ -261,8 +252,7 @@ def load(path: Path | str) -> AttentionResult:
     except InputError as error:
         raise InputError(f"{shown} {error}") from None
     except OSError as error:
-        reason = "is a folder" if path.is_dir() else (error.strerror or str(error)).lower()
-        raise InputError(f"{shown}: {printable(reason)}") from None
+        raise InputError(f"{shown}: {why_unreadable(path, error)}") from None
     except Exception as error:  # each format has errors of its own; what they mean is the same
         raise InputError(f"{shown} is not a saved run: {printable(error)}") from None
     try:
