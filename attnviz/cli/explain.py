@@ -5,11 +5,9 @@ from __future__ import annotations
 import json
 from typing import Annotated
 
-import typer
-
 from attnviz.cli.console import remark, result
 from attnviz.cli.inputs import make_batches, make_rules, read_sequences
-from attnviz.cli.options import OUTPUT, InputFlags, LayerFlags, MaskFlags, choose_one, spread
+from attnviz.cli.options import OUTPUT, InputFlags, LayerFlags, MaskFlags, choose_one, flag, spread
 
 EXAMPLES = """Examples:
 
@@ -23,23 +21,19 @@ def explain(
     inputs: InputFlags,
     layer: LayerFlags,
     masking: MaskFlags,
-    head: Annotated[
-        int, typer.Option(help="Which head, from 0.", rich_help_panel=OUTPUT, metavar="H")
-    ] = 0,
+    head: Annotated[int, flag(help="Which head, from 0.", panel=OUTPUT, metavar="H")] = 0,
     query: Annotated[
         str,
-        typer.Option(
+        flag(
             help="Which query: a token, cat#2 for the second cat, or a place, -1 for the last.",
-            rich_help_panel=OUTPUT,
+            panel=OUTPUT,
             metavar="TOKEN",
         ),
     ] = "-1",
-    sequence: Annotated[
-        int, typer.Option(help="Which sequence, from 0.", rich_help_panel=OUTPUT, metavar="N")
-    ] = 0,
+    sequence: Annotated[int, flag(help="Which sequence, from 0.", panel=OUTPUT, metavar="N")] = 0,
     as_json: Annotated[
         bool,
-        typer.Option("--json", help="Print all digits, as JSON.", rich_help_panel=OUTPUT),
+        flag("--json", help="Print all digits, as JSON.", panel=OUTPUT),
     ] = False,
 ) -> None:
     """Explain one query of one head: every number from its vector to the head's output."""

@@ -8,7 +8,7 @@ import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, TypeVar, get_type_hints
+from typing import Annotated, Any, get_type_hints
 
 import typer
 
@@ -21,15 +21,15 @@ INPUT, LAYER, MASK, OUTPUT, LOOK = "Input", "Layer", "Mask", "Output", "Look"
 
 MASK_MEANINGS = ("keep", "drop")
 
-Kind = TypeVar("Kind")
 
-
-def _flag(*names: str, panel: str, help: str, **more: Any) -> Any:
+def flag(*names: str, panel: str, help: str, **more: Any) -> Any:
+    """A flag in a panel of the help; its default is shown there."""
     return typer.Option(*names, help=help, rich_help_panel=panel, **more)
 
 
-def _optional(*names: str, panel: str, help: str, **more: Any) -> Any:
-    return _flag(*names, panel=panel, help=help, show_default=False, **more)
+def optional(*names: str, panel: str, help: str, **more: Any) -> Any:
+    """A flag that may be left out: there is no default to show, or its help says what happens."""
+    return flag(*names, panel=panel, help=help, show_default=False, **more)
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ class InputFlags:
     ] = None
     file: Annotated[
         list[Path] | None,
-        _optional(
+        optional(
             "--file",
             panel=INPUT,
             help="One sequence a line; .json and .jsonl hold token lists; - is standard input. "
@@ -55,15 +55,15 @@ class InputFlags:
     ] = None
     tokenizer: Annotated[
         str,
-        _flag(
+        flag(
             panel=INPUT,
             help="words (each Han, Kana or Hangul character by itself), chars or bytes.",
         ),
     ] = "words"
-    encoding: Annotated[str, _flag(panel=INPUT, help="Of the files.")] = "utf-8"
+    encoding: Annotated[str, flag(panel=INPUT, help="Of the files.")] = "utf-8"
     keys: Annotated[
         list[str] | None,
-        _optional(
+        optional(
             "--keys",
             panel=INPUT,
             help="Keys and values from this text: cross attention. Repeatable, one a sequence.",
@@ -71,12 +71,12 @@ class InputFlags:
     ] = None
     key_file: Annotated[
         Path | None,
-        _optional(panel=INPUT, help="Keys and values from this file, a line a sequence."),
+        optional(panel=INPUT, help="Keys and values from this file, a line a sequence."),
     ] = None
     pad_to: Annotated[
-        int | None, _optional(panel=INPUT, metavar="N", help="Pad the queries to N tokens.")
+        int | None, optional(panel=INPUT, metavar="N", help="Pad the queries to N tokens.")
     ] = None
-    pad_side: Annotated[str, _flag(panel=INPUT, help="right or left.")] = "right"
+    pad_side: Annotated[str, flag(panel=INPUT, help="right or left.")] = "right"
 
     def __post_init__(self) -> None:
         choice("--tokenizer", self.tokenizer, tuple(batch.TOKENIZERS))
@@ -99,11 +99,11 @@ class InputFlags:
 class LayerFlags:
     """The sizes of the layer, and what decides its numbers."""
 
-    d_model: Annotated[int, _flag(panel=LAYER, help="Width of the token vectors.")] = 512
-    n_heads: Annotated[int, _flag(panel=LAYER, help="Number of heads.")] = 8
+    d_model: Annotated[int, flag(panel=LAYER, help="Width of the token vectors.")] = 512
+    n_heads: Annotated[int, flag(panel=LAYER, help="Number of heads.")] = 8
     d_k: Annotated[
         int | None,
-        _optional(
+        optional(
             "--d-k",
             panel=LAYER,
             help="Width of a head's queries and keys; d_model / n_heads when left out.",
@@ -111,22 +111,22 @@ class LayerFlags:
     ] = None
     d_v: Annotated[
         int | None,
-        _optional("--d-v", panel=LAYER, help="Width of a head's values; d_k when left out."),
+        optional("--d-v", panel=LAYER, help="Width of a head's values; d_k when left out."),
     ] = None
     n_kv_heads: Annotated[
         int | None,
-        _optional(
+        optional(
             "--n-kv-heads",
             panel=LAYER,
             help="Key/value heads, each shared by a group of heads; n_heads when left out.",
         ),
     ] = None
-    positions: Annotated[str, _flag(panel=LAYER, help="sinusoidal or none.")] = "sinusoidal"
-    seed: Annotated[int, _flag(panel=LAYER, help="The same seed gives the same layer.")] = 0
-    dtype: Annotated[str, _flag(panel=LAYER, help="float32, float64, bfloat16 or float16.")] = (
+    positions: Annotated[str, flag(panel=LAYER, help="sinusoidal or none.")] = "sinusoidal"
+    seed: Annotated[int, flag(panel=LAYER, help="The same seed gives the same layer.")] = 0
+    dtype: Annotated[str, flag(panel=LAYER, help="float32, float64, bfloat16 or float16.")] = (
         "float32"
     )
-    device: Annotated[str, _flag(panel=LAYER, help="cpu, cuda or mps.")] = "cpu"
+    device: Annotated[str, flag(panel=LAYER, help="cpu, cuda or mps.")] = "cpu"
 
     @property
     def given(self) -> list[str]:
@@ -148,39 +148,39 @@ class MaskFlags:
 
     padding_mask: Annotated[
         bool | None,
-        _optional(
+        optional(
             "--padding-mask/--no-padding-mask",
             panel=MASK,
             help="Nobody looks at padding (on where there is any).",
         ),
     ] = None
-    causal: Annotated[bool, _flag("--causal", panel=MASK, help="Nobody looks at later tokens.")] = (
+    causal: Annotated[bool, flag("--causal", panel=MASK, help="Nobody looks at later tokens.")] = (
         False
     )
     window: Annotated[
         int | None,
-        _optional(
+        optional(
             panel=MASK, metavar="N", help="Look at yourself and the N-1 tokens before you, only."
         ),
     ] = None
     prefix: Annotated[
         int | None,
-        _optional(
+        optional(
             panel=MASK, metavar="N", help="Causal, but everybody looks at the first N tokens."
         ),
     ] = None
-    segments: Annotated[
-        bool, _flag("--segments", panel=MASK, help="Nobody looks across [SEP].")
-    ] = False
+    segments: Annotated[bool, flag("--segments", panel=MASK, help="Nobody looks across [SEP].")] = (
+        False
+    )
     mask: Annotated[
         Path | None,
-        _optional(
+        optional(
             "--mask", panel=MASK, help="A 0/1 mask, rows are queries: .npy, .npz, .csv or .txt."
         ),
     ] = None
     mask_means: Annotated[
         str,
-        _flag(panel=MASK, help="What 1 means in that file: keep (may look) or drop (may not)."),
+        flag(panel=MASK, help="What 1 means in that file: keep (may look) or drop (may not)."),
     ] = "keep"
 
     def __post_init__(self) -> None:
@@ -201,19 +201,19 @@ class MaskFlags:
 class LookFlags:
     """How pictures look."""
 
-    cmap: Annotated[str, _flag("--cmap", panel=LOOK, help="A matplotlib colour map.")] = Look.cmap
+    cmap: Annotated[str, flag("--cmap", panel=LOOK, help="A matplotlib colour map.")] = Look.cmap
     vmax: Annotated[
         float | None,
-        _optional("--vmax", panel=LOOK, help="The weight that the strongest colour stands for."),
+        optional("--vmax", panel=LOOK, help="The weight that the strongest colour stands for."),
     ] = Look.vmax
     annotate: Annotated[
-        bool, _flag("--annotate", panel=LOOK, help="Write the weights into the cells.")
+        bool, flag("--annotate", panel=LOOK, help="Write the weights into the cells.")
     ] = Look.annotate
-    theme: Annotated[str, _flag(panel=LOOK, help="light or dark.")] = Look.theme
-    dpi: Annotated[int, _flag(panel=LOOK, help="Dots per inch of PNGs.")] = Look.dpi
+    theme: Annotated[str, flag(panel=LOOK, help="light or dark.")] = Look.theme
+    dpi: Annotated[int, flag(panel=LOOK, help="Dots per inch of PNGs.")] = Look.dpi
     spaces: Annotated[
         bool,
-        _flag(
+        flag(
             "--spaces",
             panel=LOOK,
             help="Show the marks of subword tokens (Ġworld, ▁the, Ċ) as the spaces they stand for.",

@@ -10,8 +10,6 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import typer
-
 from attnviz.cli.console import remark, result
 from attnviz.cli.facts import layer_facts, mask_facts, print_facts, token_facts, untrained_facts
 from attnviz.cli.files import DEFAULT_FOLDER, PAGES, PICTURES, RUNS, Staging, kind_of
@@ -23,6 +21,8 @@ from attnviz.cli.options import (
     LookFlags,
     MaskFlags,
     choose,
+    flag,
+    optional,
     spread,
 )
 from attnviz.cli.progress import Work
@@ -54,64 +54,56 @@ def run(
     look: LookFlags,
     out: Annotated[
         list[str] | None,
-        typer.Option(
+        optional(
             "--out",
             "-o",
             help="The suffix picks the form: a folder (an overview and a picture a head), .png "
             ".svg .pdf (the overview), .html (a page), .json .npz .safetensors (a saved run). "
             "Repeatable. \\[default: attnviz-out/]",
-            rich_help_panel=OUTPUT,
-            show_default=False,
+            panel=OUTPUT,
         ),
     ] = None,
     force: Annotated[
-        bool, typer.Option("--force", help="Replace files that are there.", rich_help_panel=OUTPUT)
+        bool, flag("--force", help="Replace files that are there.", panel=OUTPUT)
     ] = False,
     heads: Annotated[
         str | None,
-        typer.Option(
-            help="Which heads to draw, from 0: 0,3-5.", rich_help_panel=OUTPUT, show_default=False
-        ),
+        optional(help="Which heads to draw, from 0: 0,3-5.", panel=OUTPUT),
     ] = None,
     sequences: Annotated[
         str | None,
-        typer.Option(
-            help="Which sequences to draw, from 0: 0,2.", rich_help_panel=OUTPUT, show_default=False
-        ),
+        optional(help="Which sequences to draw, from 0: 0,2.", panel=OUTPUT),
     ] = None,
     keep: Annotated[
         str | None,
-        typer.Option(
+        optional(
             help=f"Tensors to add to a saved run: {','.join(KEEPABLE)}.",
             metavar="NAMES",
-            rich_help_panel=OUTPUT,
-            show_default=False,
+            panel=OUTPUT,
         ),
     ] = None,
     save_layer: Annotated[
         Path | None,
-        typer.Option(
+        optional(
             help="Write the layer's parameters to this .safetensors file.",
-            rich_help_panel=OUTPUT,
-            show_default=False,
+            panel=OUTPUT,
         ),
     ] = None,
     show: Annotated[
         bool | None,
-        typer.Option(
+        optional(
             "--show/--no-show",
             help="Heatmaps in the terminal (on when it is one).",
-            rich_help_panel=OUTPUT,
-            show_default=False,
+            panel=OUTPUT,
         ),
     ] = None,
     trace: Annotated[
         bool,
-        typer.Option("--trace/--no-trace", help="The shape of every step.", rich_help_panel=OUTPUT),
+        flag("--trace/--no-trace", help="The shape of every step.", panel=OUTPUT),
     ] = True,
     quiet: Annotated[
         bool,
-        typer.Option("--quiet", "-q", help="Print nothing but errors.", rich_help_panel=OUTPUT),
+        flag("--quiet", "-q", help="Print nothing but errors.", panel=OUTPUT),
     ] = False,
 ) -> None:
     """Run text through multi-head attention; draw every head, print every shape."""

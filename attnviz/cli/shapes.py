@@ -13,12 +13,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
-import typer
-
 from attnviz.cli.console import remark, result
 from attnviz.cli.facts import Fact, layer_facts, mask_facts, print_facts
 from attnviz.cli.inputs import TextInput, make_batches, make_rules, read_sequences
-from attnviz.cli.options import INPUT, OUTPUT, InputFlags, LayerFlags, MaskFlags, spread
+from attnviz.cli.options import (
+    INPUT,
+    OUTPUT,
+    InputFlags,
+    LayerFlags,
+    MaskFlags,
+    flag,
+    optional,
+    spread,
+)
 from attnviz.config import AttentionConfig, check_size, choice
 from attnviz.errors import ConfigError, InputError, printable
 
@@ -50,111 +57,98 @@ def shapes(
     masking: MaskFlags,
     length: Annotated[
         int | None,
-        typer.Option(
+        optional(
             "--len",
             metavar="N",
             help="Queries in place of a text: any number.",
-            rich_help_panel=INPUT,
-            show_default=False,
+            panel=INPUT,
         ),
     ] = None,
     key_length: Annotated[
         int | None,
-        typer.Option(
+        optional(
             "--key-len",
             metavar="N",
             help="Keys, where they are another text.",
-            rich_help_panel=INPUT,
-            show_default=False,
+            panel=INPUT,
         ),
     ] = None,
     batch: Annotated[
         int | None,
-        typer.Option(
+        optional(
             metavar="N",
             help="Sequences of that length; 1 when left out.",
-            rich_help_panel=INPUT,
-            show_default=False,
+            panel=INPUT,
         ),
     ] = None,
     vocabulary: Annotated[
         int | None,
-        typer.Option(
+        optional(
             "--vocab",
             metavar="N",
             help=f"Rows of the embedding table, with --len; {USUAL_VOCABULARY} when left out.",
-            rich_help_panel=INPUT,
-            show_default=False,
+            panel=INPUT,
         ),
     ] = None,
     model: Annotated[
         Path | None,
-        typer.Option(
+        optional(
             "--model",
             help="A real architecture from its config.json, or the folder of one: no weights.",
-            rich_help_panel=INPUT,
-            show_default=False,
+            panel=INPUT,
         ),
     ] = None,
     module: Annotated[
         str | None,
-        typer.Option(
+        optional(
             "--module",
             metavar="FILE.py:CLASS",
             help="Trace a module of your own, and warn where a reshape, softmax or mask mixes what "
             "it should not. The file is executed.",
-            rich_help_panel=MODULE,
-            show_default=False,
+            panel=MODULE,
         ),
     ] = None,
     init: Annotated[
         str | None,
-        typer.Option(
+        optional(
             metavar="ARGUMENTS",
             help='What its constructor is given: "d_model=512, n_heads=8".',
-            rich_help_panel=MODULE,
-            show_default=False,
+            panel=MODULE,
         ),
     ] = None,
     inputs_of_module: Annotated[
         list[str] | None,
-        typer.Option(
+        optional(
             "--input",
             metavar="SIZES",
             help='What forward is given: "2,6,512", "T=6,B=2,512", "mask: bool 2,1,6,6". '
             "Repeatable.",
-            rich_help_panel=MODULE,
-            show_default=False,
+            panel=MODULE,
         ),
     ] = None,
     versus: Annotated[
         str | None,
-        typer.Option(
+        optional(
             "--vs",
             metavar="FLAGS",
             help="Beside it, the same with other flags of the layer, the length or the masks "
             '("--n-heads 4 --causal"), or another config.json.',
-            rich_help_panel=OUTPUT,
-            show_default=False,
+            panel=OUTPUT,
         ),
     ] = None,
     source: Annotated[
         bool,
-        typer.Option("--source", help="Name each step's line of code.", rich_help_panel=OUTPUT),
+        flag("--source", help="Name each step's line of code.", panel=OUTPUT),
     ] = False,
     expand: Annotated[
         bool,
-        typer.Option(
-            "--expand", help="Keys and values in rows of their own.", rich_help_panel=OUTPUT
-        ),
+        flag("--expand", help="Keys and values in rows of their own.", panel=OUTPUT),
     ] = False,
     form: Annotated[
         str,
-        typer.Option("--format", help="table, json, markdown or mermaid.", rich_help_panel=OUTPUT),
+        flag("--format", help="table, json, markdown or mermaid.", panel=OUTPUT),
     ] = "table",
-    as_json: Annotated[
-        bool, typer.Option("--json", help="As --format json.", rich_help_panel=OUTPUT)
-    ] = False,
+    as_json: Annotated[bool, flag("--json", help="As --format json.", panel=OUTPUT)] = False,
 ) -> None:
     """Show every tensor on the way through the layer: its shape, cost and meaning."""
     form_given = choice("--format", form, FORMATS)
@@ -210,14 +204,14 @@ class GivenSizes:
     as_table: bool
 
     def __post_init__(self) -> None:
-        for flag, size in (
+        for name, size in (
             ("--len", self.length),
             ("--key-len", self.key_length),
             ("--batch", self.batch),
             ("--vocab", self.vocabulary),
         ):
             if size is not None:
-                check_size(flag, size)
+                check_size(name, size)
 
 
 @dataclass(frozen=True)
@@ -249,8 +243,11 @@ def _flow(inputs: InputFlags, layer: LayerFlags, masking: MaskFlags, given: Give
         return _of_layer(config, lengths, masking.is_set, cross, per_head=per_head)
     text = read_sequences(inputs)
     config = _checked(layer, text.lengths(inputs), given.as_table)
-    _require_mask(masking, text.lengths(inputs), config, given.as_table)
-    return _of_text(inputs, masking, config, text)
+    try:
+        return _of_text(inputs, masking, config, text)
+    except InputError:
+        _require_mask(masking, text.lengths(inputs), config, given.as_table)
+        raise
 
 
 def _require_mask(
