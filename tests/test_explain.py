@@ -33,7 +33,8 @@ from attnviz.render.explain_digits import TOP_KEYS, number, shown_keys
 from attnviz.render.explain_page import print_explanation
 from attnviz.render.tokens import cells
 from attnviz.result import AttentionResult
-from attnviz.sources.from_config import Run, from_config
+from attnviz.sources.from_config import from_config
+from attnviz.sources.run import Run
 
 SENTENCE = "The cat sat on the mat because it was tired ."
 SMALL = {"d_model": 8, "n_heads": 2, "d_k": 4}
@@ -53,7 +54,7 @@ class Made:
 
     @property
     def w_o(self) -> Any:
-        return self.run.layer.w_o.weight.detach().double().numpy()
+        return self.run.layers[0].w_o.weight.detach().double().numpy()
 
     def explain(self, query: int | str, sequence: int = 0, head: int = 0) -> Explanation:
         if isinstance(query, str):

@@ -94,7 +94,7 @@ def test_kept_tensors_are_those_computed_by_hand(cross: bool) -> None:
     source = KEYS if cross else QUERIES
     rules = [masks.padding(source), masks.causal(QUERIES, source)]
     run = from_config(CONFIG, QUERIES, KEYS if cross else None, rules, KEEPABLE)
-    w = {name: tensor.numpy() for name, tensor in run.layer.state_dict().items()}
+    w = {name: tensor.numpy() for name, tensor in run.layers[0].state_dict().items()}
     table = Embedding(CONFIG, len(VOCABULARY)).weight.detach().numpy()
 
     def embedded(ids: np.ndarray) -> np.ndarray:

@@ -25,7 +25,8 @@ from attnviz.masks import causal, padding
 from attnviz.render import tables
 from attnviz.render.tokens import cells, notation
 from attnviz.sources.from_architecture import architecture_steps
-from attnviz.sources.from_config import Run, from_config, shadow_steps
+from attnviz.sources.from_config import from_config, shadow_steps
+from attnviz.sources.run import Run
 from attnviz.stats import MEASURES, measure, measure_all
 from attnviz.trace import EXPLANATIONS, Step
 
@@ -158,7 +159,7 @@ def test_the_embedding_that_both_texts_share_is_counted_once() -> None:
     run = cross_run()
     found = {row[2]: row for row in rows(trace(run.steps, cross=True))}
     assert found["key_embedded"][5] == "shared"
-    layer = sum(p.numel() for p in run.layer.parameters())
+    layer = sum(p.numel() for p in run.layers[0].parameters())
     vocabulary = 4 + 5
     assert tables.totals_of(run.steps).parameters == layer + vocabulary * 35
 
@@ -298,7 +299,7 @@ def test_nothing_is_printed_for_no_steps() -> None:
 
 def test_totals_are_the_sums_of_the_rows(run: Run) -> None:
     text = "\n".join(trace(run.steps))
-    parameters = sum(p.numel() for p in run.layer.parameters()) + 10 * 35
+    parameters = sum(p.numel() for p in run.layers[0].parameters()) + 10 * 35
     assert f"parameters   {parameters:,} ({human_bytes(4 * parameters)})\n" in text
     exact = sum(step.matmul_flops for step in run.steps)
     rough = sum(step.elementwise_flops for step in run.steps)

@@ -244,7 +244,7 @@ def test_the_shadow_with_true_sizes_is_the_run(
     shadow = shadow_steps(config, cross, masked=bool(rules), per_head=per_head)
     assert tuple(step.at(sizes) for step in shadow) == run.steps
     embedding = Embedding(config, 6)
-    counted = sum(p.numel() for m in (run.layer, embedding) for p in m.parameters())
+    counted = sum(p.numel() for m in (run.layers[0], embedding) for p in m.parameters())
     tables = 2 if cross else 1  # both texts go through the one table
     assert sum(step.n_parameters for step in run.steps) == counted + (tables - 1) * (
         embedding.weight.numel()

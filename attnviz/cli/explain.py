@@ -6,8 +6,8 @@ import json
 from typing import Annotated
 
 from attnviz.cli.console import remark, result
-from attnviz.cli.inputs import make_batches, make_rules, read_sequences
 from attnviz.cli.options import OUTPUT, InputFlags, LayerFlags, MaskFlags, choose_one, flag, spread
+from attnviz.cli.source import open_source
 
 EXAMPLES = """Examples:
 
@@ -21,6 +21,9 @@ def explain(
     inputs: InputFlags,
     layer: LayerFlags,
     masking: MaskFlags,
+    layer_number: Annotated[
+        int, flag("--layer", help="Which layer, from 0.", panel=OUTPUT, metavar="L")
+    ] = 0,
     head: Annotated[int, flag(help="Which head, from 0.", panel=OUTPUT, metavar="H")] = 0,
     query: Annotated[
         str,
@@ -37,38 +40,37 @@ def explain(
     ] = False,
 ) -> None:
     """Explain one query of one head: every number from its vector to the head's output."""
-    config = layer.config()
-    choose_one("--head", head, config.n_heads, "heads")
-    text = read_sequences(inputs)
+    source = open_source(inputs, layer, masking)
+    choose_one("--layer", layer_number, source.n_layers, "layers")
+    choose_one("--head", head, source.n_heads, "heads")
+    text = source.read()
     choose_one("--sequence", sequence, len(text.queries), "sequences")
 
     from attnviz.masks import build
     from attnviz.render import explain as numbers
     from attnviz.render.console import make_console
     from attnviz.render.explain_page import print_explanation
-    from attnviz.sources.from_config import from_config
 
-    queries, keys = make_batches(inputs, text, config)
-    rules, notices = make_rules(masking, queries, keys, config.n_heads)
-    done = from_config(config, queries, keys, rules, numbers.WANTED)
-    source = queries if keys is None else keys
-    size = (queries.size, config.n_heads, queries.width, source.width)
+    done = source.compute(text, numbers.WANTED)
+    run, queries = done.run, done.queries
+    keys = queries if done.keys is None else done.keys
     verdicts = []
-    for rule in rules:
-        allowed = build([rule], *size)
+    for rule in done.rules:
+        allowed = build([rule], queries.size, source.n_heads, queries.width, keys.width)
         assert allowed is not None  # there is a rule
         verdicts.append((rule.name, allowed.numpy()))
+    w_o = run.layers[layer_number].w_o.weight if run.layers else None
     explanation = numbers.explain(
-        done.result,
-        done.steps,
+        run.result,
+        run.steps,
         sequence,
-        0,
+        layer_number,
         head,
-        numbers.find_query(done.result, sequence, query),
+        numbers.find_query(run.result, sequence, query),
         verdicts=verdicts,
-        w_o=done.layer.w_o.weight.detach().double().cpu().numpy(),
+        w_o=None if w_o is None else w_o.detach().double().cpu().numpy(),
     )
-    for notice in (*text.notices, *notices):
+    for notice in (*text.notices, *done.notices):
         remark(notice)
     if as_json:
         document = numbers.explanation_as_json(explanation)

@@ -11,9 +11,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from attnviz.cli.console import remark, result
-from attnviz.cli.facts import layer_facts, mask_facts, print_facts, token_facts, untrained_facts
+from attnviz.cli.facts import mask_facts, print_facts, token_facts
 from attnviz.cli.files import DEFAULT_FOLDER, PAGES, PICTURES, RUNS, Staging, kind_of
-from attnviz.cli.inputs import make_batches, make_rules, read_sequences
 from attnviz.cli.options import (
     OUTPUT,
     InputFlags,
@@ -26,15 +25,15 @@ from attnviz.cli.options import (
     spread,
 )
 from attnviz.cli.progress import Work
+from attnviz.cli.source import Computed, Source, open_source
 from attnviz.errors import ConfigError, OutputError, printable
 from attnviz.render.look import Look
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from attnviz.batch import Batch
     from attnviz.result import AttentionResult
-    from attnviz.sources.from_config import Run
+    from attnviz.sources.run import Run
 
 KEEPABLE = ("q", "k", "v", "scores", "context", "output")
 """What --keep can name; `attnviz.result` says what each is."""
@@ -69,6 +68,10 @@ def run(
     heads: Annotated[
         str | None,
         optional(help="Which heads to draw, from 0: 0,3-5.", panel=OUTPUT),
+    ] = None,
+    layers: Annotated[
+        str | None,
+        optional(help="Which layers to draw, from 0: 0,3-5.", panel=OUTPUT),
     ] = None,
     sequences: Annotated[
         str | None,
@@ -108,35 +111,34 @@ def run(
 ) -> None:
     """Run text through multi-head attention; draw every head, print every shape."""
     # What the flags alone can tell comes first: a wrong one is answered before torch is loaded.
-    config, look_of_pictures, kept = layer.config(), look.look(), _kept(keep)
+    source = open_source(inputs, layer, masking)
+    look_of_pictures, kept = look.look(), _kept(keep)
     places = [(Path(given), kind_of(given)) for given in out or [DEFAULT_FOLDER]]
     if kept and not any(kind in RUNS for _, kind in places):
         raise OutputError(f"--keep {','.join(kept)} needs a saved run: -o run.npz, say")
     if save_layer is not None and save_layer.suffix.lower() != ".safetensors":
         raise OutputError(f"--save-layer {printable(save_layer)}: the suffix must be .safetensors")
-    chosen_heads = [(0, head) for head in choose("--heads", heads, config.n_heads, "heads")]
+    chosen_layers = choose("--layers", layers, source.n_layers, "layers")
+    numbers = choose("--heads", heads, source.n_heads, "heads")
+    chosen_heads = [(layer_number, head) for layer_number in chosen_layers for head in numbers]
 
-    text = read_sequences(inputs)
+    text = source.read()
     chosen = choose("--sequences", sequences, len(text.queries), "sequences")
     with Staging(force) as staging, Work() as work:
         shown = spaced if look.spaces else _as_it_is
-        outputs = Outputs(
-            staging, look_of_pictures, chosen, len(text.queries), chosen_heads, work, shown
-        )
+        several = (source.n_layers > 1, len(text.queries) > 1)
+        outputs = Outputs(staging, look_of_pictures, chosen, chosen_heads, several, work, shown)
         for path, kind in places:
             outputs.plan(path, kind)
         layer_place = None if save_layer is None else staging.plan(save_layer)
 
         work.stage("computing attention")
-        from attnviz.sources.from_config import from_config
-        from attnviz.sources.from_config import save_layer as write_layer
-
-        queries, others = make_batches(inputs, text, config)
-        rules, notices = make_rules(masking, queries, others, config.n_heads)
-        done = from_config(config, queries, others, rules, kept)
-        writers = outputs.writers(done)
+        done = source.compute(text, kept)
+        writers = outputs.writers(done.run)
         if layer_place is not None:
-            writers.append(partial(write_layer, done.layer, layer_place))
+            from attnviz.sources.from_config import save_layer as write_layer
+
+            writers.append(partial(write_layer, done.run.layers[0], layer_place))
             outputs.written.append(printable(save_layer))
         work.stage("drawing", outputs.n_pictures)
         staging.write(writers)
@@ -146,18 +148,19 @@ def run(
     from attnviz.render.tables import print_heads
 
     console = make_console()
-    for notice in (*text.notices, *notices, *dict.fromkeys(outputs.notices)):
+    for notice in (*text.notices, *done.notices, *dict.fromkeys(outputs.notices)):
         remark(notice)
-    _report(done, queries, others, console, trace)
+    _report(source, done, console, trace)
+    drawn = done.run.result
     for sequence in chosen:
         result("")
-        print_heads(done.result, sequence, console, chosen_heads)
+        print_heads(drawn, sequence, console, chosen_heads)
     if console.is_terminal if show is None else show:
         from attnviz.render.terminal import heatmaps
 
         for sequence in chosen:
             result("")
-            heatmaps(shown(done.result), sequence, console, chosen_heads, look.vmax, look.cmap)
+            heatmaps(shown(drawn), sequence, console, chosen_heads, look.vmax, look.cmap)
     for line in outputs.written:
         remark(f"Wrote {line}")
 
@@ -170,8 +173,8 @@ class Outputs:
         staging: Staging,
         look: Look,
         sequences: Sequence[int],
-        n_sequences: int,
         heads: Sequence[tuple[int, int]],
+        several: tuple[bool, bool],
         work: Work,
         shown: Callable[[AttentionResult], AttentionResult],
     ) -> None:
@@ -180,7 +183,7 @@ class Outputs:
         self.n_pictures = 0
         self._staging, self._look, self._work, self._shown = staging, look, work, shown
         self._sequences, self._heads = sequences, heads
-        self._several = n_sequences > 1
+        self._several_layers, self._several = several  # layers, sequences
         self._writers: list[Callable[[Run], list[str] | None]] = []
 
     def plan(self, path: Path, kind: str) -> None:
@@ -205,10 +208,15 @@ class Outputs:
 
     def _plan_folder(self, folder: Path) -> None:
         digits = len(str(max(head for _, head in self._heads)))
+        wide = len(str(max(layer for layer, _ in self._heads)))
         names = []
         for sequence in self._sequences:
             overview = f"seq{sequence}-overview.png"
-            singles = [f"seq{sequence}-head{head:0{digits}d}.png" for _, head in self._heads]
+            singles = [
+                f"seq{sequence}-{f'layer{layer:0{wide}d}-' * self._several_layers}"
+                f"head{head:0{digits}d}.png"
+                for layer, head in self._heads
+            ]
             names += [overview, *singles]
             place = self._staging.plan(folder / overview)
             targets = [
@@ -298,20 +306,19 @@ def _kept(keep: str | None) -> tuple[str, ...]:
     return names
 
 
-def _report(done: Run, queries: Batch, others: Batch | None, console: Console, trace: bool) -> None:
+def _report(source: Source, done: Computed, console: Console, trace: bool) -> None:
     """What ran, on standard output: the facts, the tokens, the trace."""
     from attnviz.render.console import ascii_only
     from attnviz.render.tables import print_trace
 
-    source = queries if others is None else others
-    names, allowed = done.result.masks, done.result.allowed[0]
+    queries, keys = done.queries, done.keys
+    names, allowed = done.run.result.masks, done.run.result.allowed[0]
     facts = [
-        *layer_facts(done.layer.config),
-        *untrained_facts(done.layer.config),
-        *mask_facts(names, allowed if names else None, queries, source),
-        *token_facts(queries, others, ascii_only(console)),
+        *source.facts(done.run),
+        *mask_facts(names, allowed if names else None, queries, queries if keys is None else keys),
+        *token_facts(queries, keys, ascii_only(console)),
     ]
     print_facts(console, facts)
     if trace:
         result("")
-        print_trace(done.steps, console, cross=others is not None)
+        print_trace(done.run.steps, console, cross=keys is not None)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,20 +17,12 @@ from attnviz.config import DTYPES, AttentionConfig
 from attnviz.errors import ConfigError, InputError, printable
 from attnviz.machine import require_memory
 from attnviz.masks import Rule, build
-from attnviz.result import KEEPABLE, AttentionResult, from_batches
+from attnviz.result import KEEPABLE, from_batches
+from attnviz.sources.run import Run
 from attnviz.trace import EXPLANATIONS, Recorder, Step
 
 SHADOW_SIZES = {"B": 11, "H": 13, "Tq": 17, "Tk": 19, "d_k": 23, "d_v": 29, "d_model": 31, "V": 37}
 """A small prime for each axis: whatever size turns up, its factors name its axes."""
-
-
-@dataclass(frozen=True)
-class Run:
-    """One forward pass: what it gave, what ran, and the layer that it ran through."""
-
-    result: AttentionResult
-    steps: tuple[Step, ...]
-    layer: MultiHeadAttention
 
 
 def from_config(
@@ -98,7 +89,7 @@ def from_config(
         trained=False,
         kept={name: _array(tensor)[None] for name, tensor in recorder.kept.items()},
     )
-    return Run(result, tuple(recorder.steps), layer)
+    return Run(result, tuple(recorder.steps), (layer,))
 
 
 def shadow_steps(

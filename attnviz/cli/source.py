@@ -1,0 +1,88 @@
+"""Where attention comes from, as the commands see it: one interface, whatever computes it.
+
+To add a source is one class with the members of `Source` and one line in `open_source`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+from attnviz.cli.facts import Fact, layer_facts, untrained_facts
+from attnviz.cli.inputs import TextInput, make_batches, make_rules, read_sequences
+from attnviz.cli.options import InputFlags, LayerFlags, MaskFlags
+
+if TYPE_CHECKING:
+    from attnviz.batch import Batch
+    from attnviz.masks import Rule
+    from attnviz.sources.run import Run
+
+
+@dataclass(frozen=True)
+class Computed:
+    """A run, the batches and mask rules that it ran with, and remarks for the person.
+
+    `keys` is None in self attention.
+    """
+
+    run: Run
+    queries: Batch
+    keys: Batch | None
+    rules: Sequence[Rule]
+    notices: Sequence[str]
+
+
+class Source(Protocol):
+    """A source that has been opened: its sizes are known, and nothing large is made yet."""
+
+    @property
+    def n_layers(self) -> int: ...
+
+    @property
+    def n_heads(self) -> int: ...
+
+    def read(self) -> TextInput:
+        """The token sequences that the flags name; not padded yet."""
+        ...
+
+    def compute(self, text: TextInput, keep: Collection[str] = ()) -> Computed:
+        """Run `text` through; `keep` names taps whose tensors go into the result."""
+        ...
+
+    def facts(self, run: Run) -> list[Fact]:
+        """What ran, in words: the layer's sizes, and where its numbers come from."""
+        ...
+
+
+def open_source(inputs: InputFlags, layer: LayerFlags, masking: MaskFlags) -> Source:
+    """The source that the flags name. Raises `ConfigError` where they contradict each other."""
+    return FlagsSource(inputs, layer, masking)
+
+
+class FlagsSource:
+    """A layer from flags: untrained, drawn from the seed."""
+
+    n_layers = 1
+
+    def __init__(self, inputs: InputFlags, layer: LayerFlags, masking: MaskFlags) -> None:
+        self._inputs, self._masking = inputs, masking
+        self._config = layer.config()
+
+    @property
+    def n_heads(self) -> int:
+        return self._config.n_heads
+
+    def read(self) -> TextInput:
+        return read_sequences(self._inputs)
+
+    def compute(self, text: TextInput, keep: Collection[str] = ()) -> Computed:
+        from attnviz.sources.from_config import from_config
+
+        queries, keys = make_batches(self._inputs, text, self._config)
+        rules, notices = make_rules(self._masking, queries, keys, self._config.n_heads)
+        run = from_config(self._config, queries, keys, rules, keep)
+        return Computed(run, queries, keys, rules, notices)
+
+    def facts(self, run: Run) -> list[Fact]:  # noqa: ARG002 - the flags have said it all
+        return [*layer_facts(self._config), *untrained_facts(self._config)]
