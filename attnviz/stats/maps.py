@@ -1,4 +1,4 @@
-"""What a head does, in numbers: sums over query rows, so that parts can be measured and merged."""
+"""The measures above a map: sums over query rows, so that parts can be measured and merged."""
 
 from __future__ import annotations
 
