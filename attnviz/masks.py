@@ -26,25 +26,44 @@ Predicate = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
 """(b, h, q, k) index tensors that broadcast against each other → bool tensor, True = may look."""
 
 
+Span = Callable[[int], tuple[Tensor, Tensor]]
+"""b → (first, end), int64 `[Tq]` or `[1]`: in sequence b, query q may see the places first[q] ≤ k
+< end[q] and no others. An empty span has end ≤ first; neither need lie within 0 … Tk."""
+
+
 @dataclass(frozen=True)
 class Rule:
-    """One mask: its name as shown everywhere, and its predicate over places in the padded batch."""
+    """One mask: its name as shown everywhere, and its predicate over places in the padded batch.
+
+    `span` says the same as the predicate where what a query may see is one run of neighbours, for
+    every head: then whole blocks of a long map are known to be forbidden before they are made.
+    """
 
     name: str
     allows: Predicate
     per_head: bool = False
+    span: Span | None = None
 
 
 def padding(keys: Batch) -> Rule:
     """No query sees a padded key."""
     valid = torch.from_numpy(keys.valid)
-    return Rule("padding", lambda b, h, q, k: valid[b, k])
+    starts, lengths = torch.from_numpy(keys.starts), torch.from_numpy(keys.lengths)
+    return Rule(
+        "padding",
+        lambda b, h, q, k: valid[b, k],
+        span=lambda b: (starts[b, None], (starts + lengths)[b, None]),
+    )
 
 
 def causal(queries: Batch, keys: Batch) -> Rule:
     """Position i sees positions 0 … i (Vaswani et al. 2017, section 3.2.3)."""
     at_q, at_k = _positions(queries, keys)
-    return Rule("causal", lambda b, h, q, k: at_k[b, k] <= at_q[b, q])
+    return Rule(
+        "causal",
+        lambda b, h, q, k: at_k[b, k] <= at_q[b, q],
+        span=lambda b: (at_k.new_zeros(1), at_q[b] + 1 - at_k[b, 0]),
+    )
 
 
 def window(n: int, queries: Batch, keys: Batch) -> Rule:
@@ -54,6 +73,7 @@ def window(n: int, queries: Batch, keys: Batch) -> Rule:
     return Rule(
         f"window {n}",
         lambda b, h, q, k: (at_k[b, k] <= at_q[b, q]) & (at_k[b, k] > at_q[b, q] - n),
+        span=lambda b: (at_q[b] + 1 - n - at_k[b, 0], at_q[b] + 1 - at_k[b, 0]),
     )
 
 
@@ -61,13 +81,24 @@ def prefix(n: int, queries: Batch, keys: Batch) -> Rule:
     """Everybody sees positions 0 … n-1; the rest is causal (Raffel et al. 2020, figure 4)."""
     check_size("--prefix", n)
     at_q, at_k = _positions(queries, keys)
-    return Rule(f"prefix {n}", lambda b, h, q, k: (at_k[b, k] <= at_q[b, q]) | (at_k[b, k] < n))
+    return Rule(
+        f"prefix {n}",
+        lambda b, h, q, k: (at_k[b, k] <= at_q[b, q]) | (at_k[b, k] < n),
+        span=lambda b: (at_k.new_zeros(1), (at_q[b] + 1).clamp(min=n) - at_k[b, 0]),
+    )
 
 
 def segments(queries: Batch, keys: Batch) -> Rule:
     """Nobody looks across `[SEP]`; each `[SEP]` belongs to the segment that it closes."""
     of_q, of_k = (torch.from_numpy(_segment_numbers(batch)) for batch in (queries, keys))
-    return Rule("segments", lambda b, h, q, k: of_q[b, q] == of_k[b, k])
+    return Rule(
+        "segments",
+        lambda b, h, q, k: of_q[b, q] == of_k[b, k],
+        span=lambda b: (
+            torch.searchsorted(of_k[b], of_q[b]),
+            torch.searchsorted(of_k[b], of_q[b], right=True),
+        ),
+    )
 
 
 def from_array(

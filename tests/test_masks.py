@@ -464,3 +464,38 @@ def test_what_would_not_fit_in_memory_is_refused_before_it_is_read(
         with pytest.raises(InputError) as caught:
             read_mask(path)
         assert str(caught.value) == f"mask {path} {message}"
+
+
+# ── spans ────────────────────────────────────────────────────────────────────────────────────
+
+
+@given(
+    lengths=st.lists(st.integers(0, 11), min_size=1, max_size=3).filter(any),
+    key_lengths=st.lists(st.integers(0, 11), min_size=3, max_size=3).filter(all),
+    side=st.sampled_from(["right", "left"]),
+    n=st.integers(1, 13),
+    data=st.data(),
+)
+def test_a_rule_s_span_says_what_its_predicate_says(
+    lengths: list[int], key_lengths: list[int], side: str, n: int, data: st.DataObject
+) -> None:
+    letters = st.sampled_from(["a", "b", SEP])
+    queries, keys = (
+        make_batch([tuple(data.draw(letters) for _ in range(t)) for t in row], pad_side=side)
+        for row in (lengths, key_lengths[: len(lengths)])
+    )
+    for rule in (
+        masks.padding(keys),
+        masks.causal(queries, keys),
+        masks.window(n, queries, keys),
+        masks.prefix(n, queries, keys),
+        masks.segments(queries, keys),
+    ):
+        allowed = build([rule], queries.size, 1, queries.width, keys.width)
+        assert allowed is not None
+        assert rule.span is not None
+        k = torch.arange(keys.width)
+        for b in range(queries.size):
+            first, end = rule.span(b)
+            within = (k >= first[:, None]) & (k < end[:, None])
+            assert torch.equal(within.expand(queries.width, -1), allowed[b, 0]), rule.name
