@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from attnviz.attention import MultiHeadAttention, scaled_dot_product_attention
+    from attnviz.comparison import compare
     from attnviz.config import AttentionConfig
     from attnviz.result import AttentionResult, load
 
@@ -19,6 +20,7 @@ __all__ = [
     "AttentionConfig",
     "AttentionResult",
     "MultiHeadAttention",
+    "compare",
     "load",
     "scaled_dot_product_attention",
 ]
@@ -27,6 +29,7 @@ _HOMES = {
     "AttentionConfig": "attnviz.config",
     "AttentionResult": "attnviz.result",
     "MultiHeadAttention": "attnviz.attention",
+    "compare": "attnviz.comparison",
     "load": "attnviz.result",
     "scaled_dot_product_attention": "attnviz.attention",
 }

@@ -14,7 +14,7 @@ NEARLY_EQUAL = 1e-2
 def jensen_shannon(
     p: npt.NDArray[Any], q: npt.NDArray[Any], axis: int = -1
 ) -> npt.NDArray[np.float64]:
-    """The Jensen–Shannon divergence of `p` and `q` along `axis`, in bits: float64 without that axis.
+    """The Jensen–Shannon divergence of `p` and `q` along `axis`, in bits; float64, `axis` gone.
 
     ½ KL(p‖m) + ½ KL(q‖m) with m = ½(p + q) (Lin 1991, "Divergence measures based on the Shannon
     entropy"): 0 where both are the same, 1 where no outcome has a share in both, symmetric, and
