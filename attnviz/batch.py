@@ -7,6 +7,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
 
@@ -139,6 +140,33 @@ def read_path(path: Path, tokenizer: str = "words", encoding: str = "utf-8") -> 
             f"{printable(path)}: {why_unreadable(path, error)}; "
             "a text, .json or .jsonl file is expected"
         ) from None
+
+
+def read_tokens(path: Path) -> list[Tokens]:
+    """Tokens as somebody else's tokenizer made them, those of padding among them.
+
+    `.json` and `.jsonl` as in `from_file`; any other file has a token a line, as it stands, and
+    empty lines between sequences. Raises `InputError` where there is no token.
+    """
+    name = printable(path)
+    try:
+        with path.open("rb") as stream:
+            text = _decode(stream.read(LARGEST_INPUT + 1), name, "utf-8")
+    except OSError as error:
+        raise InputError(f"{name}: {why_unreadable(path, error)}") from None
+    suffix = path.suffix.lower()
+    lines = text.replace("\r\n", "\n").split("\n")
+    found: list[list[str]] = []
+    if suffix == ".json":
+        found = _json_sequences(_parse(text, name), name, "words")
+    elif suffix == ".jsonl":
+        places = [(f"{name}, line {i}", line) for i, line in enumerate(lines, 1) if line.strip()]
+        found = [_one_sequence(_parse(line, place), place, "words") for place, line in places]
+    else:
+        found = [list(run) for has_text, run in groupby(lines, key=bool) if has_text]
+    if not any(found):
+        raise InputError(f"{name} holds no tokens")
+    return [tuple(tokens) for tokens in found]
 
 
 def _decode(data: bytes, name: str, encoding: str) -> str:

@@ -1,0 +1,252 @@
+"""Files of arrays: `.npy`, `.npz`, `.safetensors`, `.pt`. Nothing is unpickled but tensors.
+
+What a file holds is mapped, not read, as far as its form allows: numbers come into memory when
+they are looked at. bfloat16, which NumPy lacks, stays as two bytes a number, dtype `BFLOAT16`.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import zipfile
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from attnviz.errors import InputError, printable
+from attnviz.machine import human_bytes, require_memory
+from attnviz.npy import map_npy, mapped, names_in_npz, read_npz
+
+Array = npt.NDArray[Any]
+
+Arrays = Array | list[Array]
+"""One array, or one for each layer."""
+
+BFLOAT16 = np.dtype("V2")
+"""bfloat16 as bytes; `np.save` of an ml_dtypes array, as JAX has them, writes the same."""
+
+SAFETENSORS = {
+    "F64": "<f8",
+    "F32": "<f4",
+    "F16": "<f2",
+    "BF16": "V2",
+    "I64": "<i8",
+    "I32": "<i4",
+    "I16": "<i2",
+    "I8": "i1",
+    "U64": "<u8",
+    "U32": "<u4",
+    "U16": "<u2",
+    "U8": "u1",
+    "BOOL": "?",
+}
+"""Types of numbers by the names that safetensors gives them."""
+
+MOST_ARRAYS = 10_000
+MOST_NAMES = 8
+"""Names of arrays that a message lists."""
+
+
+def read_arrays(path: Path, wanted: str | None = None) -> tuple[Arrays, str]:
+    """The attention in a file, and what it is called there ("" where it has no name).
+
+    `wanted` is the name of one among several: an array's, or that of a list of layers (arrays
+    `name.0`, `name.1`, … are one); `cross` finds `cross_attentions`. Raises `InputError` whose text
+    follows the path, `OSError` as it comes.
+    """
+    return READERS[path.suffix.lower()](path, wanted)
+
+
+def _read_npy(path: Path, wanted: str | None) -> tuple[Arrays, str]:
+    if wanted is not None:
+        raise InputError("holds one array, without a name; --attention is for files of several")
+    return map_npy(path), ""
+
+
+def _read_npz(path: Path, wanted: str | None) -> tuple[Arrays, str]:
+    groups = _layers_together(names_in_npz(path, MOST_ARRAYS))
+    name = _chosen(groups, wanted)
+    arrays = read_npz(path, MOST_ARRAYS, groups[name])
+    layers = [arrays[member] for member in groups[name]]
+    return (layers if len(layers) > 1 else layers[0]), name
+
+
+def _read_safetensors(path: Path, wanted: str | None) -> tuple[Arrays, str]:
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(path, framework="numpy") as archive:  # finds whatever is wrong with it
+            groups = _layers_together(archive.keys())
+    except SafetensorError as error:
+        raise InputError(f"is no .safetensors file, or a damaged one: {printable(error)}") from None
+    name = _chosen(groups, wanted)
+    with path.open("rb") as file:
+        length = int.from_bytes(file.read(8), "little")
+        entries = json.loads(file.read(length))
+        layers = []
+        for member in groups[name]:
+            entry = entries[member]
+            if entry["dtype"] not in SAFETENSORS:
+                raise InputError(
+                    f"holds {printable(member)} as {printable(entry['dtype'])}; "
+                    f"known are {', '.join(SAFETENSORS)}"
+                )
+            dtype = np.dtype(SAFETENSORS[entry["dtype"]])
+            start = 8 + length + entry["data_offsets"][0]
+            layers.append(mapped(file, start, tuple(entry["shape"]), False, dtype))
+    return (layers if len(layers) > 1 else layers[0]), name
+
+
+def _read_torch(path: Path, wanted: str | None) -> tuple[Arrays, str]:
+    found = _load_torch(path)
+    name = ""
+    while isinstance(found, Mapping):
+        groups = _named_attention(found)
+        name = _chosen(groups, wanted)
+        members = groups[name]
+        found = found[members[0]] if len(members) == 1 else [found[member] for member in members]
+        wanted = None
+    if wanted is not None:
+        raise InputError("holds one attention, without a name; --attention is for files of several")
+    if isinstance(found, list | tuple):
+        if not found:
+            raise InputError("holds an empty list; a tensor for each layer is expected")
+        layers = [_from_torch(tensor, f"layer {i} of it") for i, tensor in enumerate(found)]
+        return layers, name
+    return _from_torch(found, "it"), name
+
+
+READERS: dict[str, Callable[[Path, str | None], tuple[Arrays, str]]] = {
+    ".npy": _read_npy,
+    ".npz": _read_npz,
+    ".safetensors": _read_safetensors,
+    ".pt": _read_torch,
+    ".pth": _read_torch,
+}
+"""Forms of bare arrays by their suffixes."""
+
+
+def is_saved_run(path: Path) -> bool:
+    """Whether a file is a saved run, or claims to be one, and no bare array.
+
+    Raises `InputError` and `OSError` as `read_arrays` does.
+    """
+    suffix = path.suffix.lower()
+    if suffix == ".npz":
+        return {"metadata", "attention"} <= set(names_in_npz(path, MOST_ARRAYS))
+    if suffix == ".safetensors":
+        from safetensors import SafetensorError, safe_open
+
+        try:
+            with safe_open(path, framework="numpy") as archive:
+                return "attnviz" in (archive.metadata() or {})
+        except SafetensorError as error:
+            raise InputError(
+                f"is no .safetensors file, or a damaged one: {printable(error)}"
+            ) from None
+    return suffix == ".json"
+
+
+# ── one among several ────────────────────────────────────────────────────────────────────────
+
+
+def _layers_together(names: Iterable[str]) -> dict[str, list[str]]:
+    """Names of arrays by what they are together: `attn.0`, `attn.1`, … are layers of `attn`."""
+    numbered: dict[str, dict[int, str]] = {}
+    for name in names:
+        stem, number = re.fullmatch(r"(.*?)[._/]?(\d{1,6})?", name, re.DOTALL).groups()  # type: ignore[union-attr]
+        numbered.setdefault(stem if number else name, {})[int(number or 0)] = name
+    groups: dict[str, list[str]] = {}
+    for stem, members in numbered.items():
+        if len(members) > 1 and sorted(members) == list(range(len(members))):
+            groups[stem] = [members[i] for i in range(len(members))]
+        else:
+            groups.update({name: [name] for name in members.values()})
+    return groups
+
+
+def _chosen(groups: Mapping[str, list[str]], wanted: str | None) -> str:
+    """The name that `wanted` means: itself, or `wanted_attentions`. None serves where one is."""
+    if not groups:
+        raise InputError("holds no array")
+    known = ", ".join(printable(name, 40) for name in list(groups)[:MOST_NAMES])
+    known += f" and {len(groups) - MOST_NAMES} more" if len(groups) > MOST_NAMES else ""
+    if wanted is None:
+        if len(groups) > 1:
+            raise InputError(f"holds {known}; --attention NAME says which")
+        return next(iter(groups))
+    for name in (wanted, f"{wanted}_attentions", f"{wanted}_attention"):
+        if name in groups:
+            return name
+    raise InputError(f"has no attention '{printable(wanted)}'; it holds {known}")
+
+
+# ── torch ────────────────────────────────────────────────────────────────────────────────────
+
+
+def _load_torch(path: Path) -> Any:
+    """What `torch.save` wrote, tensors and plain containers only, mapped where it is a zip."""
+    import pickle
+
+    import torch
+
+    is_zip = zipfile.is_zipfile(path)
+    if not is_zip:  # the form of before 2020
+        size = path.stat().st_size
+        require_memory(2 * size, f"is a file of {human_bytes(size)}, which", "save it again")
+    try:
+        return torch.load(path, map_location="cpu", weights_only=True, mmap=is_zip)
+    except pickle.UnpicklingError as error:
+        blocked = re.search(r"GLOBAL ([\w.]+)", str(error))
+        what = f" ({printable(blocked[1], 60)})" if blocked else ""
+        raise InputError(
+            f"holds pickled Python objects{what}, which are never loaded; "
+            "save tensors: torch.save(tuple(outputs.attentions), FILE)"
+        ) from None
+    except (OSError, MemoryError):
+        raise
+    except Exception as error:  # whatever a damaged archive brings about
+        first = str(error).strip().splitlines() or [type(error).__name__]
+        raise InputError(
+            f"is no file of torch.save, or a damaged one: {printable(first[0])}"
+        ) from None
+
+
+def _named_attention(found: Mapping[Any, Any]) -> dict[str, list[str]]:
+    """The entries of a dict that can be attention."""
+    import torch
+
+    def fits(value: object) -> bool:
+        if isinstance(value, list | tuple):
+            return any(isinstance(item, torch.Tensor) for item in value)
+        return isinstance(value, torch.Tensor | Mapping)
+
+    return _layers_together(
+        key for key, value in found.items() if isinstance(key, str) and fits(value)
+    )
+
+
+def _from_torch(tensor: Any, what: str) -> Array:
+    """A tensor as an array over the same memory."""
+    import torch
+
+    if isinstance(tensor, list | tuple):
+        raise InputError(
+            "holds lists of lists, as `generate` returns them, step by step; "
+            "save those of one forward pass"
+        )
+    if not isinstance(tensor, torch.Tensor):
+        kind = "None" if tensor is None else f"a {type(tensor).__name__}"
+        raise InputError(f"is no attention: {what} is {printable(kind)}; a tensor is expected")
+    if tensor.layout is not torch.strided or tensor.is_quantized or tensor.is_meta:
+        raise InputError(f"is no attention: {what} is no dense tensor of numbers")
+    tensor = tensor.detach()
+    if tensor.dtype is torch.bfloat16:
+        return np.asarray(tensor.view(torch.int16)).view(BFLOAT16)
+    try:
+        return np.asarray(tensor)
+    except (TypeError, RuntimeError):  # float8 and the like
+        raise InputError(f"is no attention: {what} is {printable(tensor.dtype)}") from None

@@ -1,0 +1,368 @@
+"""Attention that somebody else computed: a saved run, or a bare array and what makes it one.
+
+A bare array does not say which of its axes is which, what its tokens are, or which cells a mask
+forbade. What is not given is taken to be the usual, and said.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import product
+from math import prod
+from pathlib import Path
+from tempfile import TemporaryFile
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from attnviz.batch import Batch
+from attnviz.errors import InputError, printable, why_unreadable
+from attnviz.machine import free_memory, require_memory
+from attnviz.result import FLOATS, AttentionResult, from_batches, load
+from attnviz.sources.array_files import BFLOAT16, READERS, Array, Arrays, is_saved_run, read_arrays
+from attnviz.sources.token_rows import Given, Side, token_batches
+
+AXES = {"L": "layer", "B": "sequence", "H": "head", "Q": "query", "K": "key"}
+"""The axes of attention, in the order of a result."""
+
+USUAL = {2: "Q K", 3: "H Q K", 4: "B H Q K", 5: "L B H Q K"}
+"""How arrays of so many axes are read where nobody says otherwise: a layer's attention has the
+axes that PyTorch and transformers give it."""
+
+ALTERNATIVES = {
+    3: 'for layers or sequences, --axes "L Q K" or "B Q K"',
+    4: 'for layers × heads, --axes "L H Q K"',
+}
+
+UNKNOWN = ("unknown",)
+"""The masks of a bare array."""
+
+Places = tuple[Sequence[int], Sequence[int], Sequence[int]]
+"""Layers, sequences and heads by number: their product is what is wanted of an array."""
+
+
+def read_attention(
+    path: Path | str,
+    *,
+    axes: str | None = None,
+    tokens: Given | None = None,
+    key_tokens: Given | None = None,
+    softmax: bool = False,
+    lengths: Sequence[int] | None = None,
+    key_lengths: Sequence[int] | None = None,
+    pad_side: str | None = None,
+    attention: str | None = None,
+) -> tuple[AttentionResult, list[str]]:
+    """A saved run, or a bare array of attention in `.npy`, `.npz`, `.safetensors`, `.pt`, `.pth`.
+
+    `axes` are letters of `L B H Q K`, one for each axis of the array, in its order; `tokens` and
+    `key_tokens` name its queries and keys, `lengths` and `key_lengths` `[B]` count the real ones;
+    `attention` is the name of one array among several. With `softmax` the numbers are scores.
+    Returns the attention, mapped where the form allows it, and remarks about what was assumed.
+
+    Raises `InputError` for a file or a flag that does not fit.
+    """
+    found = open_attention(path, axes=axes, attention=attention)
+    if isinstance(found, AttentionResult):
+        given = {
+            "axes": axes,
+            "tokens": tokens,
+            "key-tokens": key_tokens,
+            "softmax": softmax or None,
+            "lengths": lengths,
+            "key-lengths": key_lengths,
+            "pad-side": pad_side,
+            "attention": attention,
+        }
+        refuse_for_saved_run(path, [name for name, value in given.items() if value is not None])
+        return found, []
+    batches = found.batches(tokens, key_tokens, lengths, key_lengths, pad_side)
+    return found.read(*batches, softmax=softmax), found.notices
+
+
+def refuse_for_saved_run(path: Path | str, given: Sequence[str]) -> None:
+    """Raise `InputError` when flags of bare arrays are given with a saved run."""
+    if given:
+        raise InputError(
+            f"{printable(path)} is a saved run, which knows its axes and tokens; "
+            f"--{given[0]} is for bare arrays"
+        )
+
+
+def open_attention(
+    path: Path | str, *, axes: str | None = None, attention: str | None = None
+) -> AttentionResult | BareArray:
+    """A saved run, or a bare array whose axes are known and whose numbers are not read yet."""
+    path = Path(path)
+    shown, suffix = printable(path), path.suffix.lower()
+    if suffix not in (*READERS, ".json"):
+        raise InputError(_unknown_form(path))
+    try:
+        if not is_saved_run(path):
+            arrays, name = read_arrays(path, attention)
+            return BareArray(path, *arranged(arrays, axes), name)
+    except InputError as error:
+        raise InputError(f"{shown} {error}") from None
+    except OSError as error:
+        raise InputError(f"{shown}: {why_unreadable(path, error)}") from None
+    return load(path)
+
+
+def _unknown_form(path: Path) -> str:
+    shown = printable(path)
+    if path.is_dir():
+        return f"{shown} is a folder; a file of attention is expected"
+    if not path.exists():
+        return f"{shown}: no such file or directory"
+    known = ", ".join((*READERS, ".json"))
+    suffix = printable(path.suffix)
+    given = f"has the suffix '{suffix}'" if suffix else "has no suffix"
+    hint = "; unpack it first" if suffix in (".gz", ".bz2", ".xz", ".zst", ".zip") else ""
+    return f"{shown} {given}; attention is read from {known}{hint}"
+
+
+# ── axes ─────────────────────────────────────────────────────────────────────────────────────
+
+
+def arranged(arrays: Arrays, axes: str | None) -> tuple[Arrays, str]:
+    """A view `[L B H Q K]`, or of each layer `[B H Q K]`, and in words how the axes were read.
+
+    Raises `InputError` for axes that do not fit, sizes of 0 and numbers that are no real numbers.
+    """
+    layers = arrays if isinstance(arrays, list) else [arrays]
+    for array in layers:
+        _require_numbers(array)
+    for i, array in enumerate(layers):
+        if array.shape != layers[0].shape:
+            raise InputError(
+                f"has layers of different sizes: layer 0 is {list(layers[0].shape)}, "
+                f"layer {i} is {list(array.shape)}"
+            )
+    n_axes = layers[0].ndim + isinstance(arrays, list)
+    shape = ((len(layers),) if isinstance(arrays, list) else ()) + layers[0].shape
+    letters = _letters(axes, shape, isinstance(arrays, list))
+    if 0 in shape:
+        raise InputError(f"has shape {printable(list(shape))}: there is nothing in it")
+    sizes = dict(zip(letters, shape, strict=True))
+    words = f"read as {' '.join(letters)}: {_sizes(sizes)}"
+    if axes is None and n_axes in ALTERNATIVES and not isinstance(arrays, list):
+        words += f"; {ALTERNATIVES[n_axes]}"
+    if isinstance(arrays, list):
+        return [_ordered(array, letters[1:], "BHQK") for array in layers], words
+    return _ordered(arrays, letters, "LBHQK"), words
+
+
+def _letters(axes: str | None, shape: tuple[int, ...], has_layers: bool) -> list[str]:
+    """The letter of each axis; a list of layers has the axis L first, though no array has it."""
+    if axes is None:
+        own = len(shape) - has_layers
+        if own not in range(2, 6 - has_layers):
+            many = "from 2 to 4 axes for a layer" if has_layers else "from 2 to 5 axes"
+            raise InputError(
+                f"has {_count(own, 'axis', 'axes')}, shape {printable(list(shape[has_layers:]))}; "
+                f"attention has {many}"
+            )
+        return [*("L" * has_layers), *USUAL[own].split()]
+    letters = [c for c in axes.upper().replace("TQ", "Q").replace("TK", "K") if c not in " ,"]
+    if has_layers and letters[:1] != ["L"]:
+        letters.insert(0, "L")
+    asked = f"--axes '{printable(axes)}'"
+    wrong = next((c for c in letters if c not in AXES or letters.count(c) > 1), None)
+    if wrong is not None:
+        why = "stands twice" if wrong in AXES else "is none of L B H Q K"
+        raise InputError(f"cannot be read by {asked}: {printable(wrong)} {why}")
+    if not {"Q", "K"} <= set(letters):
+        raise InputError(f"cannot be read by {asked}: Q and K, queries and keys, are needed")
+    if len(letters) != len(shape):
+        raise InputError(
+            f"cannot be read by {asked}: it has {_count(len(shape), 'axis', 'axes')}, "
+            f"shape {printable(list(shape))}"
+        )
+    return letters
+
+
+def _ordered(array: Array, letters: Sequence[str], wanted: str) -> Array:
+    """A view with the axes `wanted`, in this order; those that the array lacks have size 1."""
+    present = [letter for letter in wanted if letter in letters]
+    array = array.transpose([letters.index(letter) for letter in present])
+    missing = [i for i, letter in enumerate(wanted) if letter not in letters]
+    return np.expand_dims(array, tuple(missing))
+
+
+def _require_numbers(array: Array) -> None:
+    """Raise `InputError` unless the array holds real numbers."""
+    if array.dtype.kind not in "biuf" and array.dtype != BFLOAT16:
+        raise InputError(f"holds {printable(array.dtype)}; attention is real numbers")
+
+
+def _sizes(sizes: dict[str, int]) -> str:
+    """`2 layers, 12 heads, 7 queries × 9 keys`."""
+    words = [_count(sizes[letter], AXES[letter]) for letter in "LBH" if letter in sizes]
+    queries, keys = _count(sizes["Q"], "query", "queries"), _count(sizes["K"], "key")
+    return ", ".join([*words, f"{queries} × {keys}"])
+
+
+def _count(n: int, one: str, many: str = "") -> str:
+    return f"{n:,} {one if n == 1 else many or one + 's'}"
+
+
+# ── the array ────────────────────────────────────────────────────────────────────────────────
+
+
+@dataclass(frozen=True, eq=False)
+class BareArray:
+    """An array of attention whose axes are known and whose numbers are not read yet.
+
+    `layers` is `[L B H Q K]`, or a list of `[B H Q K]`.
+    """
+
+    path: Path
+    layers: Array | list[Array]
+    words: str
+    name: str = ""
+
+    @property
+    def shape(self) -> tuple[int, int, int, int, int]:
+        """`[L B H Q K]`."""
+        batch, heads, queries, keys = self.layers[0].shape
+        return len(self.layers), batch, heads, queries, keys
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """The type of number that the result has: the array's own, else the next that holds it."""
+        own = {layer.dtype.newbyteorder("=") for layer in self.layers}
+        floats = [np.dtype(t) for t in own if t.kind == "f"]
+        if len(floats) < len(own):  # bfloat16, whole numbers, True and False
+            floats.append(np.dtype(np.float32))
+        return min(np.result_type(*floats), np.dtype(np.float64))
+
+    @property
+    def notices(self) -> list[str]:
+        """How the file was read, in words."""
+        found = f"{printable(self.path)}: "
+        if self.name:
+            found += f"{printable(self.name)} "
+        found += self.words
+        own = {layer.dtype for layer in self.layers}
+        before = sorted({"bfloat16" if t == BFLOAT16 else t.name for t in own} - {self.dtype.name})
+        if before:
+            found += f"; {' and '.join(before)} becomes {self.dtype.name}"
+        return [found]
+
+    def batches(
+        self,
+        tokens: Given | None = None,
+        key_tokens: Given | None = None,
+        lengths: Sequence[int] | None = None,
+        key_lengths: Sequence[int] | None = None,
+        pad_side: str | None = None,
+    ) -> tuple[Batch, Batch]:
+        """Queries and keys as batches; see `token_batches`."""
+        _, batch, _, n_queries, n_keys = self.shape
+        queries = Side("queries", n_queries, tokens, lengths)
+        return token_batches(
+            batch, queries, Side("keys", n_keys, key_tokens, key_lengths), pad_side
+        )
+
+    def read(
+        self,
+        queries: Batch,
+        keys: Batch,
+        *,
+        softmax: bool = False,
+        allowed: npt.NDArray[np.bool_] | None = None,
+        masks: Sequence[str] = UNKNOWN,
+        wanted: Places | None = None,
+    ) -> AttentionResult:
+        """The attention. Numbers that need no change stay where they are, on disk.
+
+        `allowed`, bool `[B 1|H Q K]`, is the mask, True = may look, by the names `masks`; with
+        `softmax` the numbers are scores, and shared among the keys that it allows. `wanted` are
+        the layers, sequences and heads that will be looked at: where numbers do need a change,
+        others are not read, and are 0.
+
+        Raises `InputError` when memory for them is short.
+        """
+        layers, batch, _, n_queries, n_keys = self.shape
+        if allowed is None:
+            allowed = np.broadcast_to(np.True_, (batch, 1, n_queries, n_keys))
+        allowed = np.broadcast_to(allowed, (layers, *allowed.shape))
+        dtype = np.result_type(self.dtype, np.float32) if softmax else self.dtype
+        attention = None if softmax else self._as_it_is()
+        if attention is None:
+            attention = self._changed(dtype, allowed if softmax else None, wanted)
+        source = self.path.name + (f", {self.name}" if self.name else "")
+        return from_batches(
+            attention,
+            allowed,
+            queries,
+            keys,
+            masks=tuple(masks),
+            config={"dtype": dtype.name},
+            source=f"softmax of {source}" if softmax else source,
+        )
+
+    def _as_it_is(self) -> Array | None:
+        """All layers as one array, where they are one and its type of number is known."""
+        whole = self.layers
+        if isinstance(whole, list):
+            if len(whole) > 1:
+                return None
+            whole = whole[0][None]
+        return whole if whole.dtype in FLOATS and whole.dtype.isnative else None
+
+    def _changed(
+        self, dtype: np.dtype[Any], allowed: npt.NDArray[np.bool_] | None, wanted: Places | None
+    ) -> Array:
+        """The wanted heads as numbers of `dtype`, through a softmax where `allowed` is given."""
+        layers, batch, heads, n_queries, n_keys = self.shape
+        places = list(product(*(wanted or (range(layers), range(batch), range(heads)))))
+        head = n_queries * n_keys * dtype.itemsize
+        require_memory(
+            head * (len(places) + 6),
+            f"{printable(self.path)}: {_count(len(places), 'head')} of {n_queries} × {n_keys}",
+            "choose fewer layers, heads or sequences",
+        )
+        attention = _room(self.shape, dtype)
+        for layer, sequence, number in places:
+            part = _decoded(self.layers[layer][sequence, number]).astype(dtype)
+            if allowed is not None:
+                mask = allowed[layer, sequence]
+                part = softmax_of(part, mask[number if len(mask) > 1 else 0])
+            attention[layer, sequence, number] = part
+        return attention
+
+
+def softmax_of(scores: Array, allowed: npt.NDArray[np.bool_]) -> Array:
+    """Softmax over the last axis, among the keys that `allowed` allows; rows of none are 0.
+
+    A score of -inf forbids as well. NaN and +inf make their row NaN.
+    """
+    scores = np.where(allowed, scores, -np.inf)
+    top = scores.max(-1, keepdims=True)
+    with np.errstate(invalid="ignore"):
+        raised = np.exp(scores - np.where(top == -np.inf, 0, top))
+        total = raised.sum(-1, keepdims=True)
+        return np.asarray(raised / np.where(total == 0, 1, total), dtype=scores.dtype)
+
+
+def _decoded(part: Array) -> Array:
+    """bfloat16 is the upper half of a float32."""
+    if part.dtype != BFLOAT16:
+        return part
+    return (part.view("<u2").astype(np.uint32) << 16).view(np.float32)
+
+
+def _room(shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
+    """Zeros that take memory where they are written to, and only there.
+
+    A system may refuse to promise more than it has, so a larger array has an empty file behind it.
+    """
+    size = prod(shape) * dtype.itemsize
+    if size <= free_memory():
+        return np.zeros(shape, dtype)
+    with TemporaryFile() as file:
+        file.truncate(size)
+        return np.memmap(file, dtype, "r+", shape=shape).view(np.ndarray)
