@@ -183,10 +183,8 @@ def as_results(
     a: AttentionResult | npt.ArrayLike, b: AttentionResult | npt.ArrayLike
 ) -> tuple[AttentionResult, AttentionResult]:
     """Both as results: a bare array takes from the other what it does not say itself."""
-    if isinstance(a, AttentionResult) and isinstance(b, AttentionResult):
-        return a, b
     if isinstance(a, AttentionResult):
-        return a, _like(a, b)
+        return a, b if isinstance(b, AttentionResult) else _like(a, b)
     if isinstance(b, AttentionResult):
         return _like(b, a), b
     return _numbered(a), _numbered(b)

@@ -95,6 +95,11 @@ class Brush:
     A pooled cell shows the largest of its weights. `top` is the weight of the strongest colour.
     """
 
+    colours = COLOURS
+    """Palette entries that weights have, from the first one on."""
+    form = "{:.2f}"
+    """How a weight is written into its cell."""
+
     def __init__(self, height: int, width: int, pool: int, dpi: int, top: float) -> None:
         self.height, self.width, self.pool, self.top = height, width, pool, top
         self._dpi = dpi
@@ -102,30 +107,39 @@ class Brush:
 
     def paint(self, head: Head) -> Indices:
         """The head as palette indices, `[Tq/pool · height, Tk/pool · width]`, rounded up."""
-        weights = pooled(head.weights, self.pool)
-        with np.errstate(over="ignore"):
-            steps = np.clip(weights * (COLOURS / self.top), 0, COLOURS - 1)
-        cells = self._spread(steps.astype(np.uint8))
+        cells = self._spread(self.shades(head.weights))
         covered, overlay = self._overlay(head.verdicts)
         np.copyto(cells, overlay, where=covered)
         return cells
+
+    def shades(self, weights: npt.NDArray[np.float32]) -> Indices:
+        """The palette entry of each cell, `[Tq/pool, Tk/pool]`."""
+        with np.errstate(over="ignore"):
+            steps = pooled(weights, self.pool) * (self.colours / self.top)
+            return np.clip(steps, 0, self.colours - 1).astype(np.uint8)
 
     def _overlay(self, verdicts: Verdicts) -> tuple[npt.NDArray[np.bool_], Indices]:
         """Patterns over cells that are no weights, kept for the next head with the same mask."""
         if self._painted is None or self._painted[0] is not verdicts:
             kinds = self._spread(pooled(verdicts.kinds, self.pool))
-            overlay = np.zeros_like(kinds)
-            patterns = (
-                (PADDING, dots(kinds.shape, self._dpi)),
-                (FORBIDDEN, hatch(kinds.shape, self._dpi)),
-                (NOT_A_NUMBER, self._crosses(kinds.shape)),
-            )
-            for kind, pattern in patterns:
-                np.copyto(overlay, pattern, where=kinds == kind)
+            overlay, covered = np.zeros_like(kinds), np.zeros(kinds.shape, dtype=np.bool_)
+            for where, pattern in self._patterns(kinds):
+                np.copyto(overlay, pattern, where=where)
+                covered |= where
             for row in np.flatnonzero(pooled(verdicts.blind[:, None], self.pool)):
                 overlay[self._strike(int(row))] = tone_index(0.8)
-            self._painted = (verdicts, kinds != WEIGHT, overlay)
+            self._painted = (verdicts, covered, overlay)
         return self._painted[1], self._painted[2]
+
+    def _patterns(
+        self, kinds: npt.NDArray[np.uint8]
+    ) -> list[tuple[npt.NDArray[np.bool_], Indices]]:
+        """Which pixels are covered with what."""
+        return [
+            (kinds == PADDING, dots(kinds.shape, self._dpi)),
+            (kinds == FORBIDDEN, hatch(kinds.shape, self._dpi)),
+            (kinds == NOT_A_NUMBER, self._crosses(kinds.shape)),
+        ]
 
     def _strike(self, row: int) -> slice:
         """The pixel rows of the line through a query row that sees nothing."""

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from math import ceil, floor, log10
+from collections.abc import Iterator, Sequence
+from math import ceil, floor, isnan, log10
 
 import numpy as np
 import numpy.typing as npt
@@ -21,7 +21,7 @@ from attnviz.render.cells import (
 from attnviz.render.fonts import Fonts
 from attnviz.render.labels import is_upright, label, prose
 from attnviz.render.look import Look
-from attnviz.render.sheet import COLOURS, Line, Number, Picture, Sheet, Text, palette
+from attnviz.render.sheet import COLOURS, Indices, Line, Number, Picture, Sheet, Text, palette
 from attnviz.render.tokens import shorten
 from attnviz.result import AttentionResult
 from attnviz.stats import measure
@@ -32,6 +32,15 @@ DIM = 0.42
 """Tone of the labels of padding."""
 
 Pair = tuple[int, int]
+
+SHORT = {
+    "entropy": ("{:.2f} bits", "entropy in bits"),
+    "largest": ("max {:.2f}", "largest weight (max)"),
+    "diagonal": ("diag {:.2f}", "share on the own position (diag)"),
+    "first": ("first {:.2f}", "share on the first token (first)"),
+    "distance": ("dist {:.1f}", "positions from query to key (dist)"),
+}
+"""Each measure above a small map, and what the page says of it."""
 
 
 class Subject:
@@ -47,23 +56,16 @@ class Subject:
     ) -> None:
         self._longest_label = longest_label
         self.result, self.sequence, self.look, self.pairs = result, sequence, look, pairs
-        self.heads = Heads(result, sequence)
+        self.heads = self._heads()
         self.largest = self.heads.largest(pairs)
         self.top = look.vmax or self.largest
-        with np.errstate(invalid="ignore"):  # what is no number is marked in its cell
-            self.measures = measure(result, sequence).result()
+        self.measures = self._measures()
         self.queries = [label(t, longest_label) for t in result.query_tokens[sequence]]
         self.keys = [label(t, longest_label) for t in result.key_tokens[sequence]]
         self.tokens = count(self.n_keys, "token")
         if self.queries != self.keys:
             self.tokens = f"{count(self.n_queries, 'query')} × {count(self.n_keys, 'key')}"
-        masks = ", ".join(prose(name, 60) for name in result.masks)
-        where = f"sequence {sequence} of {result.batch_size}" if result.batch_size > 1 else ""
-        source = prose(result.source, 60)
-        if not result.trained and "untrained" not in source:
-            source = f"{source}, untrained".removeprefix(", ")
-        facts = [source, f"masks: {masks}" if masks else "no mask", where]
-        self.caption = " · ".join(fact for fact in facts if fact)
+        self.caption = " · ".join(fact for fact in self._facts() if fact)
         self.fonts = Fonts([*self.queries, *self.keys, self.caption])
         self.notices = list(self.fonts.notices)
         lost = self.heads.weight_on_padding(pairs)
@@ -72,6 +74,46 @@ class Subject:
                 f"padding is not masked: queries give it up to {lost:.2g} of their weight, "
                 "which is not drawn"
             )
+
+    def _heads(self) -> Heads:
+        return Heads(self.result, self.sequence)
+
+    def _measures(self) -> dict[str, npt.NDArray[np.float64]]:
+        with np.errstate(invalid="ignore"):  # what is no number is marked in its cell
+            return measure(self.result, self.sequence).result()
+
+    def _facts(self) -> list[str]:
+        """What the caption says, a phrase each."""
+        result = self.result
+        masks = ", ".join(prose(name, 60) for name in result.masks)
+        where = f"sequence {self.sequence} of {result.batch_size}" if result.batch_size > 1 else ""
+        source = prose(result.source, 60)
+        if not result.trained and "untrained" not in source:
+            source = f"{source}, untrained".removeprefix(", ")
+        return [source, f"masks: {masks}" if masks else "no mask", where]
+
+    what = "weights"
+    """What the cells stand for."""
+
+    n_measures = len(SHORT)
+
+    @property
+    def title(self) -> str:
+        return f"Attention: {count(len(self.pairs), 'head')}, {self.tokens}"
+
+    def brush(self, height: int, width: int, pool: int) -> Brush:
+        """What paints a head's cells, in pixels."""
+        return Brush(height, width, pool, self.look.dpi, self.top)
+
+    def bar(self, sheet: Sheet, left: float, top: float, height: float) -> None:
+        """Draw the colour bar."""
+        draw_bar(sheet, left, top, height, self.top, self.largest > self.top)
+
+    def legend(
+        self, sheet: Sheet, left: float, base: float, width: float, heads: Sequence[Head]
+    ) -> float:
+        """Draw one line, or more, that names the patterns that occur; returns its height."""
+        return draw_legend(sheet, left, base, width, *occurring(heads))
 
     def sheet(self, title: str, description: str) -> Sheet:
         return Sheet(self.look, self.fonts, title, description)
@@ -116,6 +158,37 @@ class Subject:
 
     def name(self, layer: int, number: int) -> str:
         return f"layer {layer} · head {number}" if self.result.n_layers > 1 else f"head {number}"
+
+    def short_names(self) -> Iterator[list[str]]:
+        """The heads' names above small maps: from the longest form to the shortest."""
+        several = self.result.n_layers > 1
+        longest = ("layer {} · head {}", "L{} H{}", "{}·{}")
+        for form in longest if several else ("head {1}", "H{1}", "{1}"):
+            yield [form.format(*pair) for pair in self.pairs]
+
+    def short_measures(self, head: Head, n: int) -> str:
+        """The first `n` measures of a head above a small map."""
+        values = self.measured(head.layer, head.number)
+        if isnan(values["entropy"]):
+            return unmeasured(head)
+        return " · ".join(form.format(values[key]) for key, (form, _) in list(SHORT.items())[:n])
+
+    def said(self, n: int) -> str:
+        """What the overview says of the first `n` measures."""
+        said = ", ".join(text for _, text in list(SHORT.values())[:n])
+        return f"above each map, means over its queries: {said}"
+
+    def describe(self, drawn: Sequence[Head]) -> str:
+        """The overview in words: what it shows, and the strongest weight of the first heads."""
+        some = [
+            f"{self.name(head.layer, head.number)}: {self.strongest(head)}" for head in drawn[:8]
+        ]
+        more = f" And {len(drawn) - 8} more heads." if len(drawn) > 8 else ""
+        return (
+            f"Heatmaps of attention weights, one for each of {len(drawn)} heads; rows are queries, "
+            f"columns are keys. {self.caption}. Colours run from 0 to {self.top:.3g}. "
+            f"{'; '.join(some)}.{more}"
+        )
 
     def measured(self, layer: int, number: int) -> dict[str, float]:
         return {name: float(values[layer, number]) for name, values in self.measures.items()}
@@ -214,17 +287,32 @@ def cell_pixels(points: float, dpi: int) -> int:
 
 
 def draw_bar(
-    sheet: Sheet, left: float, top: float, height: float, highest: float, clipped: bool
+    sheet: Sheet,
+    left: float,
+    top: float,
+    height: float,
+    highest: float,
+    clipped: bool,
+    colours: int = COLOURS,
 ) -> None:
     """The colour bar with its scale, `height` points high; `clipped` when larger weights exist."""
+    ramp = np.linspace(colours - 1, 0, round(height * sheet.scale))
+    named = ticks(highest, clipped, apart=10 / height)
+    places = [(1 - value / highest, text) for value, text in named]
+    draw_ramp(sheet, left, top, ramp.round().astype(np.uint8), "weight", places)
+
+
+def draw_ramp(
+    sheet: Sheet, left: float, top: float, ramp: Indices, name: str, places: list[tuple[float, str]]
+) -> None:
+    """A bar of colours, one a pixel from the top; `places` are shares of its height, and names."""
     scale = sheet.scale
-    x, y, w, h = round(left * scale), round(top * scale), round(9 * scale), round(height * scale)
-    ramp = np.linspace(COLOURS - 1, 0, h).round().astype(np.uint8)
+    x, y, w, h = round(left * scale), round(top * scale), round(9 * scale), len(ramp)
     sheet.pictures.append(Picture(x, y, np.repeat(ramp[:, None], w, axis=1)))
     left, top, width, height = x / scale, y / scale, w / scale, h / scale
-    sheet.texts.append(Text(left, top - 6, "weight", 7.5, 0.75))
-    for value, text in ticks(highest, clipped, apart=10 / height):
-        at = top + height * (1 - value / highest)
+    sheet.texts.append(Text(left, top - 6, name, 7.5, 0.75))
+    for share, text in places:
+        at = top + height * share
         sheet.lines.append(Line(left + width, at, left + width + 2.5, at, 0.55, 0.6))
         sheet.texts.append(Text(left + width + 4.5, at + 0.36 * 7.5, text, 7.5, 0.75))
 
@@ -240,12 +328,22 @@ def ticks(highest: float, clipped: bool, apart: float) -> list[tuple[float, str]
 
 
 def draw_legend(
-    sheet: Sheet, left: float, base: float, width: float, kinds: set[int], blind: bool
+    sheet: Sheet,
+    left: float,
+    base: float,
+    width: float,
+    kinds: set[int],
+    blind: bool,
+    painter: type[Brush] = Brush,
+    more: Sequence[tuple[int, str]] = (),
 ) -> float:
-    """One line that names the patterns that occur; returns the height that it took."""
+    """One line that names the patterns that occur; returns the height that it took.
+
+    `painter` knows kinds of cells of its own: `more`, with their names.
+    """
     scale = sheet.scale
     w, h = round(14 * scale), round(8 * scale)
-    brush = Brush(h, w, 1, sheet.look.dpi, 1.0)
+    brush = painter(h, w, 1, sheet.look.dpi, 1.0)
     items = [
         (kind, sees_nothing, text)
         for kind, sees_nothing, text, occurs in (
@@ -253,6 +351,7 @@ def draw_legend(
             (FORBIDDEN, True, "sees nothing", blind),
             (PADDING, False, "padding", PADDING in kinds),
             (NOT_A_NUMBER, False, "not a number", NOT_A_NUMBER in kinds),
+            *((kind, False, text, kind in kinds) for kind, text in more),
         )
         if occurs
     ]
@@ -291,19 +390,20 @@ def occurring(heads: Sequence[Head]) -> tuple[set[int], bool]:
 
 
 def numbers(
-    sheet: Sheet, head: Head, left: float, top: float, cell_w: float, cell_h: float, highest: float
+    sheet: Sheet, head: Head, left: float, top: float, cell_w: float, cell_h: float, brush: Brush
 ) -> list[Number]:
-    """The weights in their cells, each in the ink that contrasts more with its colour."""
-    colours = palette(sheet.look)
+    """The weights in their cells, each in the ink that contrasts more with its colour.
+
+    `brush` must not pool.
+    """
     size = min(10.0, cell_w * 0.36, cell_h * 0.6)
-    steps = np.clip(head.weights * (COLOURS / highest), 0, COLOURS - 1).astype(np.uint8)
-    inks = contrasting(colours)[steps]
+    inks = contrasting(palette(sheet.look))[brush.shades(head.weights)]
     found = np.argwhere(head.verdicts.kinds == WEIGHT)
     return [
         Number(
             left + (k + 0.5) * cell_w,
             top + (q + 0.5) * cell_h,
-            f"{head.weights[q, k]:.2f}",
+            brush.form.format(head.weights[q, k]),
             size,
             (255, 255, 255) if inks[q, k] else (0, 0, 0),
         )

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from attnviz.render.cells import Brush, Head
+from attnviz.render.cells import Head
 from attnviz.render.furniture import (
     KEY_AXIS,
     MARGIN,
@@ -59,7 +59,7 @@ class HeadPages:
             subject.notices.append(
                 f"heads: each cell shows the largest of {self._pool} × {self._pool} weights"
             )
-        self._brush = Brush(px_h, px_w, self._pool, look.dpi, subject.top)
+        self._brush = subject.brush(px_h, px_w, self._pool)
         self._wide, self._high = n_k * px_w / self._scale, n_q * px_h / self._scale
         self._cell_w, self._cell_h = self._wide / subject.n_keys, self._high / subject.n_queries
         self._rows, self._columns = subject.axes(blank, self._cell_w, self._cell_h, largest=9.5)
@@ -127,7 +127,7 @@ class HeadPages:
         if self._annotate:
             left, top = self._left / self._scale, self._top / self._scale
             sheet.numbers += numbers(
-                sheet, head, left, top, self._cell_w, self._cell_h, self.subject.top
+                sheet, head, left, top, self._cell_w, self._cell_h, self._brush
             )
 
     def _base(self, kinds: set[int], blind: bool) -> Sheet:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from difflib import get_close_matches
 from math import isfinite
+from typing import Any
 
 from attnviz.config import choice
 from attnviz.errors import ConfigError, printable
@@ -58,3 +59,10 @@ class Look:
             raise ConfigError(
                 f"--dpi is {self.dpi}; it must be between {SMALLEST_DPI} and {LARGEST_DPI}"
             )
+
+    def ramp(self, n: int) -> Any:
+        """The `n` colours of the pictures' cells, float `[n 3]`, from 0 to 1: the colour map."""
+        import numpy as np
+        from matplotlib import colormaps
+
+        return colormaps[self.cmap](np.linspace(0, 1, n))[:, :3]

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from math import ceil, floor, isnan, log
+from math import ceil, floor, log
 
-from attnviz.render.cells import Brush, Head
+from attnviz.render.cells import Head
 from attnviz.render.furniture import (
     KEY_AXIS,
     MARGIN,
@@ -13,35 +13,17 @@ from attnviz.render.furniture import (
     Pair,
     Subject,
     cell_pixels,
-    count,
-    draw_bar,
-    draw_legend,
     draw_paragraph,
     numbers,
-    occurring,
-    unmeasured,
 )
 from attnviz.render.sheet import Picture, Sheet, Text
-
-SHORT = {
-    "entropy": ("{:.2f} bits", "entropy in bits"),
-    "largest": ("max {:.2f}", "largest weight (max)"),
-    "diagonal": ("diag {:.2f}", "share on the own position (diag)"),
-    "first": ("first {:.2f}", "share on the first token (first)"),
-    "distance": ("dist {:.1f}", "positions from query to key (dist)"),
-}
-"""Each measure above a small map, and what the page says of it."""
 
 
 def overview_sheet(subject: Subject) -> Sheet:
     """Lay out the small multiples: titles above the maps, labels on the outer edges only."""
     look, pairs = subject.look, subject.pairs
     drawn = [subject.heads.head(*pair) for pair in pairs]
-    kinds, blind = occurring(drawn)
-    sheet = subject.sheet(
-        f"Attention: {count(len(pairs), 'head')}, {subject.tokens}",
-        _describe(subject, drawn),
-    )
+    sheet = subject.sheet(subject.title, subject.describe(drawn))
     scale = sheet.scale
     places, n_rows, n_columns = grid(pairs, subject)
 
@@ -56,7 +38,7 @@ def overview_sheet(subject: Subject) -> Sheet:
     wide, high = n_k * px_w / scale, n_q * px_h / scale
     if pool > 1:
         subject.notices.append(
-            f"overview: each cell shows the largest of {pool} × {pool} weights; "
+            f"overview: each cell shows the largest of {pool} × {pool} {subject.what}; "
             "the heads' own pictures show more"
         )
     rows, columns = subject.axes(
@@ -76,12 +58,11 @@ def overview_sheet(subject: Subject) -> Sheet:
     sheet.texts.append(Text(MARGIN, MARGIN + 11, sheet.title, 13, bold=True))
     y = MARGIN + 19
     y += draw_paragraph(sheet, MARGIN, y, subject.caption, room, 8.5)
-    said = ", ".join(text for _, text in list(SHORT.values())[:shown])
-    said = f"above each map, means over its queries: {said}"
+    said = subject.said(shown)
     y += draw_paragraph(sheet, MARGIN, y, said, room, 7.5)
     top = y + 6
 
-    brush = Brush(px_h, px_w, pool, look.dpi, subject.top)
+    brush = subject.brush(px_h, px_w, pool)
     corner_x = [round((left + c * (wide + gap)) * scale) for c in range(n_columns)]
     corner_y = [round((top + r * (high + head_room) + head_room) * scale) for r in range(n_rows)]
     lowest = max(r for r, _ in places)
@@ -100,7 +81,7 @@ def overview_sheet(subject: Subject) -> Sheet:
             sheet.texts += columns.columns(y + high, x)
             bottom = max(bottom, y + high + columns.extent)
         if look.annotate and pool == 1 and wide / n_k >= SMALLEST_NUMBER <= high / n_q:
-            sheet.numbers += numbers(sheet, head, x, y, wide / n_k, high / n_q, subject.top)
+            sheet.numbers += numbers(sheet, head, x, y, wide / n_k, high / n_q, brush)
     if look.annotate and not sheet.numbers:
         subject.notices.append("overview: the cells are too small for numbers")
 
@@ -108,15 +89,8 @@ def overview_sheet(subject: Subject) -> Sheet:
     middle = (y_top + y_end) / 2
     sheet.texts.append(Text(MARGIN + 8, middle, QUERY_AXIS, 9, anchor="middle", turn=90))
     sheet.texts.append(Text(left + inner / 2, bottom + 12, KEY_AXIS, 9, anchor="middle"))
-    draw_bar(
-        sheet,
-        bar_left,
-        y_top,
-        min(y_end - y_top, 180.0),
-        subject.top,
-        subject.largest > subject.top,
-    )
-    used = draw_legend(sheet, MARGIN, bottom + 24, room, kinds, blind)
+    subject.bar(sheet, bar_left, y_top, min(y_end - y_top, 180.0))
+    used = subject.legend(sheet, MARGIN, bottom + 24, room, drawn)
     sheet.width, sheet.height = width, bottom + 16 + (used + 10 if used else 0) + MARGIN - 4
     return sheet
 
@@ -145,34 +119,11 @@ def _tile_titles(
 ) -> tuple[list[str], list[str], int, float, float]:
     """Each head's name, as many measures as fit above its map, their number, and type sizes."""
     size, small = (8.5, 7.0) if width >= 80 else (6.5, 5.5)
-    several = subject.result.n_layers > 1
-    forms = ("layer {} · head {}", "L{} H{}", "{}·{}") if several else ("head {1}", "H{1}", "{1}")
-    for form in forms:
-        names = [form.format(*pair) for pair in subject.pairs]
+    for names in subject.short_names():
         if max(sheet.text_width(name, size, bold=True) for name in names) <= width:
             break
-    measured = [subject.measured(*pair) for pair in subject.pairs]
-    for n in range(len(SHORT), 0, -1):
-        chosen = list(SHORT.items())[:n]
-        lines = [
-            unmeasured(head)
-            if isnan(values["entropy"])
-            else " · ".join(form.format(values[key]) for key, (form, _) in chosen)
-            for head, values in zip(drawn, measured, strict=True)
-        ]
+    for n in range(subject.n_measures, 0, -1):
+        lines = [subject.short_measures(head, n) for head in drawn]
         if max(sheet.text_width(line, small) for line in lines) <= width:
             break
     return names, lines, n, size, small
-
-
-def _describe(subject: Subject, drawn: list[Head]) -> str:
-    """The overview in words: what it shows, and the strongest weight of the first heads."""
-    some = [
-        f"{subject.name(head.layer, head.number)}: {subject.strongest(head)}" for head in drawn[:8]
-    ]
-    more = f" And {len(drawn) - 8} more heads." if len(drawn) > 8 else ""
-    return (
-        f"Heatmaps of attention weights, one for each of {len(drawn)} heads; rows are queries, "
-        f"columns are keys. {subject.caption}. Colours run from 0 to {subject.top:.3g}. "
-        f"{'; '.join(some)}.{more}"
-    )

@@ -42,10 +42,8 @@ def tone_index(tone: float) -> int:
 
 def palette(look: Look) -> npt.NDArray[np.uint8]:
     """The 256 colours of a look, uint8 `[256, 3]`."""
-    from matplotlib import colormaps
-
     colours = np.zeros((256, 3))
-    colours[:COLOURS] = colormaps[look.cmap](np.linspace(0, 1, COLOURS))[:, :3] * 255
+    colours[:COLOURS] = look.ramp(COLOURS) * 255
     paper, ink = (np.array(rgb, dtype=float) for rgb in THEMES[look.theme])
     steps = np.linspace(0, 1, TONES)[:, None]
     colours[COLOURS : COLOURS + TONES] = paper + steps * (ink - paper)
