@@ -13,6 +13,7 @@ from typing import Annotated, Any, get_type_hints
 import typer
 
 from attnviz import batch
+from attnviz.cli.files import DEFAULT_FOLDER, kind_of
 from attnviz.config import AttentionConfig, check_size, choice
 from attnviz.errors import ConfigError, printable
 from attnviz.render.look import Look
@@ -198,6 +199,96 @@ class MaskFlags:
 
 
 @dataclass(frozen=True)
+class ArrayFlags:
+    """What a bare array of attention does not say by itself."""
+
+    axes: Annotated[
+        str | None,
+        optional(
+            panel=INPUT,
+            metavar="LETTERS",
+            help='Which axis is which, "L B H Q K" in the order of the array: layers, sequences, '
+            "heads, queries, keys. Q and K are needed; the usual is assumed, and said.",
+        ),
+    ] = None
+    attention: Annotated[
+        str | None,
+        optional(
+            panel=INPUT,
+            metavar="NAME",
+            help="Which one, where a file holds several: an array's name; encoder, decoder, cross.",
+        ),
+    ] = None
+    tokens: Annotated[
+        Path | None,
+        optional(
+            panel=INPUT,
+            help="The tokens: a .json or .jsonl list for each sequence, or a text with a token a "
+            "line and empty lines between sequences. Positions name what has none.",
+        ),
+    ] = None
+    key_tokens: Annotated[
+        Path | None, optional(panel=INPUT, help="The keys' own tokens: cross attention.")
+    ] = None
+    lengths: Annotated[
+        str | None,
+        optional(
+            panel=INPUT,
+            metavar="N,N,…",
+            help="How many tokens of each sequence are real; the others are padding.",
+        ),
+    ] = None
+    key_lengths: Annotated[
+        str | None,
+        optional(panel=INPUT, metavar="N,N,…", help="The same of the keys, in cross attention."),
+    ] = None
+    pad_side: Annotated[
+        str | None,
+        optional(
+            panel=INPUT,
+            help="Where padding stands: right or left. Tokens of padding tell, else it is right.",
+        ),
+    ] = None
+    softmax: Annotated[
+        bool,
+        flag(
+            "--softmax",
+            panel=INPUT,
+            help="The numbers are scores: share each row among the keys that it may look at.",
+        ),
+    ] = False
+
+    def __post_init__(self) -> None:
+        if self.pad_side is not None:
+            choice("--pad-side", self.pad_side, batch.PAD_SIDES)
+        self.lengths_of("lengths")
+        self.lengths_of("key_lengths")
+
+    @property
+    def given(self) -> list[str]:
+        """The flags that are not left out."""
+        return [
+            f"--{field.name.replace('_', '-')}"
+            for field in dataclasses.fields(self)
+            if getattr(self, field.name) != field.default
+        ]
+
+    def lengths_of(self, which: str) -> list[int] | None:
+        """`lengths` or `key_lengths` as numbers."""
+        given: str | None = getattr(self, which)
+        if given is None:
+            return None
+        parts = [part.strip() for part in given.split(",")]
+        wrong = next((p for p in parts if not (p.isascii() and p.isdigit()) or len(p) > 9), None)
+        if wrong is not None:
+            name = which.replace("_", "-")
+            raise ConfigError(
+                f"--{name} {printable(given)}: '{printable(wrong)}' is no number; 5,7,4, say"
+            )
+        return [int(part) for part in parts]
+
+
+@dataclass(frozen=True)
 class LookFlags:
     """How pictures look."""
 
@@ -225,7 +316,59 @@ class LookFlags:
         return Look(self.cmap, self.vmax, self.annotate, self.theme, self.dpi)
 
 
-GROUPS = (InputFlags, LayerFlags, MaskFlags, LookFlags)
+@dataclass(frozen=True)
+class OutputFlags:
+    """What is made of attention, and of which part of it."""
+
+    out: Annotated[
+        list[str] | None,
+        optional(
+            "--out",
+            "-o",
+            help="The suffix picks the form: a folder (an overview and a picture a head), .png "
+            ".svg .pdf (the overview), .html (a page), .json .npz .safetensors (a saved run). "
+            "Repeatable. \\[default: attnviz-out/]",
+            panel=OUTPUT,
+        ),
+    ] = None
+    force: Annotated[bool, flag("--force", help="Replace files that are there.", panel=OUTPUT)] = (
+        False
+    )
+    heads: Annotated[
+        str | None, optional(help="Which heads to draw, from 0: 0,3-5.", panel=OUTPUT)
+    ] = None
+    layers: Annotated[
+        str | None, optional(help="Which layers to draw, from 0: 0,3-5.", panel=OUTPUT)
+    ] = None
+    sequences: Annotated[
+        str | None, optional(help="Which sequences to draw, from 0: 0,2.", panel=OUTPUT)
+    ] = None
+    show: Annotated[
+        bool | None,
+        optional(
+            "--show/--no-show", help="Heatmaps in the terminal (on when it is one).", panel=OUTPUT
+        ),
+    ] = None
+    quiet: Annotated[
+        bool, flag("--quiet", "-q", help="Print nothing but errors.", panel=OUTPUT)
+    ] = False
+
+    def places(self) -> list[tuple[Path, str]]:
+        """Each path to write, and its form: see `kind_of`."""
+        return [(Path(given), kind_of(given)) for given in self.out or [DEFAULT_FOLDER]]
+
+    def chosen_heads(self, n_layers: int, n_heads: int) -> list[tuple[int, int]]:
+        """The (layer, head) pairs to draw."""
+        numbers = choose("--heads", self.heads, n_heads, "heads")
+        layers = choose("--layers", self.layers, n_layers, "layers")
+        return [(layer, head) for layer in layers for head in numbers]
+
+    def chosen_sequences(self, n: int) -> list[int]:
+        """The sequences to draw."""
+        return choose("--sequences", self.sequences, n, "sequences")
+
+
+GROUPS = (InputFlags, LayerFlags, MaskFlags, ArrayFlags, LookFlags, OutputFlags)
 
 
 def spread(function: Callable[..., None]) -> Callable[..., None]:

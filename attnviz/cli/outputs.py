@@ -1,0 +1,175 @@
+"""What a command makes of attention: files in every form, measures and maps in the terminal."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from attnviz.cli.console import remark, result
+from attnviz.cli.files import PAGES, PICTURES, Staging
+from attnviz.cli.options import LookFlags
+from attnviz.cli.progress import Work
+from attnviz.errors import printable
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from attnviz.result import AttentionResult
+    from attnviz.sources.run import Run
+
+
+class Outputs:
+    """What is to be written where. Planned before the computation, written after it."""
+
+    def __init__(
+        self,
+        staging: Staging,
+        look: LookFlags,
+        sequences: Sequence[int],
+        heads: Sequence[tuple[int, int]],
+        several: tuple[bool, bool],
+        work: Work,
+    ) -> None:
+        """`sequences` and `heads`, (layer, head), are those to draw; `several` says whether the
+        result has more than one layer, and more than one sequence."""
+        self.written: list[str] = []
+        self.notices: list[str] = []
+        self.n_pictures = 0
+        self._staging, self._look, self._work = staging, look.look(), work
+        self._shown = spaced if look.spaces else as_it_is
+        self._sequences, self._heads = sequences, heads
+        self._several_layers, self._several = several  # layers, sequences
+        self._writers: list[Callable[[Run], list[str] | None]] = []
+
+    def plan(self, path: Path, kind: str) -> None:
+        """Claim the files of one -o."""
+        if kind == "folder":
+            self._plan_folder(path)
+        elif kind in PICTURES:
+            self._plan_overviews(path)
+        elif kind in PAGES:
+            self._writers.append(partial(self._page, self._staging.plan(path)))
+            self.written.append(printable(path))
+        else:
+            self._writers.append(partial(_save, self._staging.plan(path), kind))
+            self.written.append(printable(path))
+
+    def writers(self, done: Run) -> list[Callable[[], object]]:
+        """One call for each output; remarks of the renderers are collected."""
+        return [partial(self._write, writer, done) for writer in self._writers]
+
+    def print_maps(self, drawn: AttentionResult, console: Console, show: bool | None) -> None:
+        """Each head's measures, its map where the terminal shows maps, and what was written."""
+        from attnviz.render.tables import print_heads
+
+        for sequence in self._sequences:
+            result("")
+            print_heads(drawn, sequence, console, self._heads)
+        if console.is_terminal if show is None else show:
+            from attnviz.render.terminal import heatmaps
+
+            shown, look = self._shown(drawn), self._look
+            for sequence in self._sequences:
+                result("")
+                heatmaps(shown, sequence, console, self._heads, look.vmax, look.cmap)
+        for line in self.written:
+            remark(f"Wrote {line}")
+
+    def _write(self, writer: Callable[[Run], list[str] | None], done: Run) -> None:
+        self.notices += writer(done) or []
+
+    def _plan_folder(self, folder: Path) -> None:
+        digits = len(str(max(head for _, head in self._heads)))
+        wide = len(str(max(layer for layer, _ in self._heads)))
+        names = []
+        for sequence in self._sequences:
+            overview = f"seq{sequence}-overview.png"
+            singles = [
+                f"seq{sequence}-{f'layer{layer:0{wide}d}-' * self._several_layers}"
+                f"head{head:0{digits}d}.png"
+                for layer, head in self._heads
+            ]
+            names += [overview, *singles]
+            place = self._staging.plan(folder / overview)
+            targets = [
+                (layer, head, self._staging.plan(folder / name))
+                for (layer, head), name in zip(self._heads, singles, strict=True)
+            ]
+            self._writers.append(partial(self._overview, place, sequence))
+            self._writers.append(partial(self._singles, targets, sequence))
+            self.n_pictures += 1 + len(singles)
+        self.written.append(f"{printable(folder)}/: {_summary(names)}")
+        others = {path.name for path in folder.glob("seq*-*.png")} - set(names)
+        if others:
+            pictures = f"{len(others)} picture{'s' * (len(others) != 1)}"
+            self.notices.append(f"{printable(folder)}/ still holds {pictures} of an earlier run")
+
+    def _plan_overviews(self, path: Path) -> None:
+        for sequence in self._sequences:
+            name = path
+            if self._several:
+                name = path.with_name(f"{path.stem}-seq{sequence}{path.suffix}")
+            self._writers.append(partial(self._overview, self._staging.plan(name), sequence))
+            self.n_pictures += 1
+            self.written.append(printable(name))
+
+    def _overview(self, place: Path, sequence: int, done: Run) -> list[str]:
+        from attnviz.render.heatmap import draw_overview
+
+        notices = draw_overview(self._shown(done.result), sequence, place, self._look, self._heads)
+        self._work.advance()
+        return notices
+
+    def _singles(self, targets: list[tuple[int, int, Path]], sequence: int, done: Run) -> list[str]:
+        from attnviz.render.heatmap import draw_heads
+
+        return draw_heads(
+            self._shown(done.result), sequence, targets, self._look, self._work.advance
+        )
+
+    def _page(self, place: Path, done: Run) -> list[str]:
+        from attnviz.render.page import write_page
+
+        command = "attnviz " + shlex.join(sys.argv[1:])
+        return write_page(
+            self._shown(done.result),
+            place,
+            heads=self._heads,
+            steps=done.steps,
+            command=command,
+            sequences=self._sequences,
+        )
+
+
+def _save(place: Path, kind: str, done: Run) -> None:
+    from attnviz.result import save_json, save_npz, save_safetensors
+
+    save = {".json": save_json, ".npz": save_npz, ".safetensors": save_safetensors}
+    save[kind](done.result, place)
+
+
+def _summary(names: Sequence[str]) -> str:
+    return f"{names[0]} … {names[-1]} ({len(names)} files)"
+
+
+def spaced(result: AttentionResult) -> AttentionResult:
+    """`result` with the marks of subword tokenizers as the spaces and line ends they stand for."""
+    from attnviz.render.tokens import unmarked
+
+    def tokens(rows: tuple[tuple[str, ...], ...]) -> tuple[tuple[str, ...], ...]:
+        return tuple(tuple(map(unmarked, row)) for row in rows)
+
+    return replace(
+        result,
+        query_tokens=tokens(result.query_tokens),
+        key_tokens=tokens(result.key_tokens),
+    )
+
+
+def as_it_is(result: AttentionResult) -> AttentionResult:
+    return result
