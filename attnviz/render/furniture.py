@@ -80,7 +80,7 @@ class Subject:
 
     def _measures(self) -> dict[str, npt.NDArray[np.float64]]:
         with np.errstate(invalid="ignore"):  # what is no number is marked in its cell
-            return measure(self.result, self.sequence).result()
+            return measure(self.result, self.sequence, self.pairs).result()
 
     def _facts(self) -> list[str]:
         """What the caption says, a phrase each."""

@@ -25,7 +25,7 @@ import zlib
 from base64 import b64encode
 from bisect import bisect_left
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from hashlib import sha256
 from importlib import metadata, resources
 from math import isfinite
@@ -263,7 +263,8 @@ def _sequence(
     masks: list[int],
     weights: Sequence[EncodedHead],
 ) -> dict[str, Any]:
-    measures = _measures(result, s)
+    with np.errstate(invalid="ignore"):  # weights that are no numbers give measures that are none
+        measures = measure(result, s, heads).result()
     own = weights[: len(heads)]
     return {
         "index": s,
@@ -280,17 +281,6 @@ def _sequence(
             for name, values in measures.items()
         },
     }
-
-
-def _measures(result: AttentionResult, s: int) -> dict[str, npt.NDArray[np.float64]]:
-    """Layer by layer: a layer's arrays stay in the processor's cache, all layers' do not."""
-    parts = []
-    with np.errstate(invalid="ignore"):  # weights that are no numbers give measures that are none
-        for i in range(result.n_layers):
-            layer = slice(i, i + 1)
-            one = replace(result, attention=result.attention[layer], allowed=result.allowed[layer])
-            parts.append(measure(one, s).result())
-    return {name: np.concatenate([part[name] for part in parts]) for name in MEASURES}
 
 
 def _largest(result: AttentionResult, s: int, head: tuple[int, int]) -> float:

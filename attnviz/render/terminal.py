@@ -279,7 +279,7 @@ def _titles(
 ) -> list[str]:
     """`head 3`, with its entropy where there is room for that over the map."""
     with np.errstate(invalid="ignore"):  # a foreign array may hold infinity
-        entropy = measure(result, sequence).result()["entropy"]
+        entropy = measure(result, sequence, heads).result()["entropy"]
     titles = []
     for layer, head in heads:
         name = f"L{layer} H{head}" if result.n_layers > 1 else f"head {head}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 
 import numpy as np
@@ -48,18 +49,30 @@ class HeadMeasures:
         return {name: means[..., i] for i, name in enumerate(MEASURES)}
 
 
-def measure(result: AttentionResult, sequence: int) -> HeadMeasures:
-    """Measure every head on one sequence of `result`. A NaN among a head's rows is that head's."""
+def measure(
+    result: AttentionResult, sequence: int, heads: Collection[tuple[int, int]] | None = None
+) -> HeadMeasures:
+    """Measure heads on one sequence of `result`. A NaN among a head's rows is that head's.
+
+    `heads` are (layer, head) pairs, None means all; no row counts for any other, and nothing of it
+    is looked at.
+    """
     at_q, at_k = result.query_positions[sequence], result.key_positions[sequence]
-    counts = result.allowed[:, sequence].any(-1) & result.query_valid[sequence]  # L 1|H Tq
-    counts = np.broadcast_to(counts, (result.n_layers, result.n_heads, len(at_q)))
     same = (at_q[:, None] == at_k[None, :]) & result.key_valid[sequence]
     first = (at_k == 0) & result.key_valid[sequence]
     apart = np.abs(at_q[:, None] - at_k[None, :])
 
+    counting: dict[tuple[int, int], npt.NDArray[np.bool_]] = {}  # [Tq], by place in `allowed`
     sums = np.zeros((result.n_layers, result.n_heads, len(MEASURES)))
-    for layer, head in np.ndindex(result.n_layers, result.n_heads):  # one at a time: less memory
-        rows = counts[layer, head]
+    counts = np.zeros((result.n_layers, result.n_heads), dtype=np.int64)
+    everything = np.ndindex(result.n_layers, result.n_heads)
+    for layer, head in everything if heads is None else heads:  # one at a time: less memory
+        place = (layer, head if result.allowed.shape[2] > 1 else 0)
+        if place not in counting:
+            mask = result.allowed[place[0], sequence, place[1]]
+            counting[place] = mask.any(-1) & result.query_valid[sequence]
+        rows = counting[place]
+        counts[layer, head] = rows.sum()
         weights = result.attention[layer, sequence, head][rows].astype(np.float64)  # rows Tk
         logs = np.log2(weights, out=np.zeros_like(weights), where=weights > 0)
         sums[layer, head] = (
@@ -69,12 +82,14 @@ def measure(result: AttentionResult, sequence: int) -> HeadMeasures:
             weights[:, first].sum(),
             np.einsum("qk,qk", weights, apart[rows]),
         )
-    return HeadMeasures(sums, counts.sum(2))
+    return HeadMeasures(sums, counts)
 
 
-def measure_all(result: AttentionResult) -> HeadMeasures:
-    """Measure every head on all sequences together."""
-    total = measure(result, 0)
+def measure_all(
+    result: AttentionResult, heads: Collection[tuple[int, int]] | None = None
+) -> HeadMeasures:
+    """Measure heads on all sequences together; see `measure`."""
+    total = measure(result, 0, heads)
     for sequence in range(1, result.batch_size):
-        total = total.merge(measure(result, sequence))
+        total = total.merge(measure(result, sequence, heads))
     return total
