@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from attnviz.comparison import compare
     from attnviz.config import AttentionConfig
     from attnviz.result import AttentionResult, load
+    from attnviz.sources.capturing import capture
 
 __version__ = "0.1.0"
 
@@ -20,6 +21,7 @@ __all__ = [
     "AttentionConfig",
     "AttentionResult",
     "MultiHeadAttention",
+    "capture",
     "compare",
     "load",
     "scaled_dot_product_attention",
@@ -29,6 +31,7 @@ _HOMES = {
     "AttentionConfig": "attnviz.config",
     "AttentionResult": "attnviz.result",
     "MultiHeadAttention": "attnviz.attention",
+    "capture": "attnviz.sources.capturing",
     "compare": "attnviz.comparison",
     "load": "attnviz.result",
     "scaled_dot_product_attention": "attnviz.attention",

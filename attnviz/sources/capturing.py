@@ -1,0 +1,447 @@
+"""Attention of anybody's model, caught while it runs: weights before dropout, q, k, v, mask, scale.
+
+transformers lets a model choose its attention function by name. While a model is captured it runs
+under the name `eager`, its family's own plain arithmetic with the masks that belong to it (under
+another name a model may leave its mask out, and causality is lost without a word), and the function
+of that name is one of ours, which calls the family's own and looks at what goes in and comes out.
+Modules that do not ask for a function by name are watched from inside (`spying`);
+`nn.MultiheadAttention` is asked for its weights.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field, replace
+from threading import RLock
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from attnviz.errors import InputError, printable
+from attnviz.sources.attention_modules import INTERFACE, OWN_CODE, TORCH, Place, own_eager, places
+from attnviz.sources.spying import FORBIDDING, Spy, with_heads
+
+TAPS = ("q", "k", "v", "context")
+"""What can be kept of a call beside its weights, mask and scale."""
+
+
+@dataclass(frozen=True, eq=False)
+class Call:
+    """One attention of one layer in one forward pass, on the CPU, apart from any gradient.
+
+    `name` is the module's path, `tower` the stack of layers that it belongs to, `step` counts the
+    forward passes from 0. `weights` `[B H Tq Tk]` are those before dropout, as the model computed
+    them: rows sum to less than 1 where it has sinks. `allowed` is bool `[1|B 1|H 1|Tq Tk]`, None
+    where every query may look at every key. `q` `[B H Tq d_k]`, `k` `[B Hkv Tk d_k]`, `v`
+    `[B Hkv Tk d_v]` (all after rotary positions and norms) and `context` `[B H Tq d_v]` are there
+    when they were asked for and the module shows them. Scores are `cap(q kᵀ · scale) + bias`.
+    """
+
+    name: str
+    tower: str
+    layer: int
+    step: int
+    weights: Tensor
+    allowed: Tensor | None = None
+    q: Tensor | None = None
+    k: Tensor | None = None
+    v: Tensor | None = None
+    context: Tensor | None = None
+    scale: float | None = None
+    softcap: float | None = None
+    bias: Tensor | None = None
+    source: str = ""
+
+    @property
+    def sink(self) -> Tensor:
+        """1 - the sum of each row, `[B H Tq]`: what a learned sink took, 0 where there is none."""
+        return 1 - self.weights.float().sum(-1)
+
+
+@dataclass(eq=False)
+class Capture:
+    """What `capture` has caught so far, in the order of the calls."""
+
+    calls: list[Call] = field(default_factory=list)
+
+    @property
+    def towers(self) -> tuple[str, ...]:
+        """The stacks of layers that were seen."""
+        return tuple(dict.fromkeys(call.tower for call in self.calls))
+
+    def of(self, tower: str | None = None, step: int = -1) -> list[Call]:
+        """The calls of one tower in one forward pass (-1: its last), in the order of their layers.
+
+        `tower` may be left out where there is one. Raises `InputError` that names the towers.
+        """
+        towers = self.towers
+        if tower is None and len(towers) == 1:
+            tower = towers[0]
+        if tower not in towers:
+            asked = "a tower has to be named" if tower is None else f"no tower {printable(tower)}"
+            raise InputError(f"{asked}; captured are {', '.join(towers) or 'none'}")
+        calls = [call for call in self.calls if call.tower == tower]
+        step = calls[-1].step if step == -1 else step
+        return sorted((call for call in calls if call.step == step), key=lambda call: call.layer)
+
+
+@contextmanager
+def capture(
+    model: nn.Module,
+    layers: Collection[int] | None = None,
+    keep: Collection[str] = (),
+    towers: Collection[str] | None = None,
+) -> Iterator[Capture]:
+    """Catch the attention of every call of `model` inside a `with` block.
+
+        with attnviz.capture(model) as captured:
+            model(**inputs)
+        captured.of("decoder")[5].weights        # [B H Tq Tk]
+
+    Any transformers model will do, and any `nn.Module` with `nn.MultiheadAttention` inside, in
+    eval and in training alike. What the model returns, its gradients and its random numbers do
+    not change (to rounding, where it would have used another kernel). Only the `layers` (numbers
+    from 0) and `towers` that are wanted are kept. `keep` names taps of `TAPS` to keep as well.
+
+    At the end the model is as it was, also upon an exception. Raises `InputError` when the model
+    ran and none of its attention could be seen.
+    """
+    unknown = next((name for name in keep if name not in TAPS), None)
+    if unknown is not None:
+        raise InputError(f"keep {printable(unknown)}: known are {', '.join(TAPS)}")
+    watch = _Watch(model, layers, frozenset(keep), towers)
+    with ExitStack() as undo:
+        _install(watch, model, undo)
+        yield watch.caught
+        watch.require_something()
+
+
+# ── what is being watched ────────────────────────────────────────────────────────────────────
+
+
+class _Watch:
+    """One capture in progress: which modules, what is wanted of them, and what came."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        layers: Collection[int] | None,
+        keep: frozenset[str],
+        towers: Collection[str] | None,
+    ) -> None:
+        self.caught = Capture()
+        self.places = places(model)
+        self.unseen: dict[str, str] = {}
+        self._model, self._layers, self._keep, self._towers = model, layers, keep, towers
+        self._step, self._ran = -1, False
+        self._seen = 0
+        self._alone = ""  # the tower's name where there is one: its mask tells
+        self._counts: Counter[str] = Counter()
+        self._masks: dict[int, tuple[Tensor, Tensor | None]] = {}
+
+    def begin(self, *_: object) -> None:
+        """A forward pass of the whole model begins."""
+        self._step += 1
+        self._ran = True
+        self._counts.clear()
+        self._masks.clear()
+
+    def place(
+        self, module: nn.Module, weights: Tensor, allowed: Tensor | None
+    ) -> tuple[Place, str, int]:
+        """Where this call of `module` belongs: its place, tower and layer."""
+        place = self.places[module]
+        tower = place.tower or self._tower_alone(module, weights, allowed)
+        layer = self._counts[tower] if place.layer is None else place.layer
+        self._counts[tower] += 1
+        self._seen += 1
+        return place, tower, layer
+
+    def wants(self, tower: str, layer: int) -> bool:
+        return (self._layers is None or layer in self._layers) and (
+            self._towers is None or tower in self._towers
+        )
+
+    def add(self, call: Call) -> None:
+        """Keep what is wanted of `call`, on the CPU."""
+        kept: dict[str, Any] = {name: None for name in TAPS if name not in self._keep}
+        for name, value in vars(call).items():
+            if isinstance(value, Tensor) and name not in kept:
+                kept[name] = value.detach().to("cpu")
+        self.caught.calls.append(replace(call, **kept))
+
+    def step(self) -> int:
+        return max(self._step, 0)
+
+    def allowed(self, mask: Tensor | None, keys: int) -> Tensor | None:
+        """A mask that is added to scores, or a boolean one, as bool: True where one may look.
+
+        Most models make one mask for many layers; it is read once.
+        """
+        if mask is None:
+            return None
+        known = self._masks.get(id(mask))
+        if known is not None:
+            return known[1]
+        given = mask.detach()[..., :keys]
+        allowed = given if given.dtype is torch.bool else given > FORBIDDING
+        allowed = allowed.view((1,) * (4 - allowed.ndim) + allowed.shape)
+        self._masks[id(mask)] = (mask, allowed)  # held, so that its id stays its own
+        return allowed
+
+    def require_something(self) -> None:
+        """Raise `InputError` when the model ran, and nothing was seen."""
+        kind = type(self._model).__name__
+        if self._ran and not self._seen:
+            why = "; ".join(dict.fromkeys(self.unseen.values()))
+            if not self.places:
+                why = "it has no module that transformers or torch knows as attention"
+            raise InputError(
+                f"no attention of {kind} could be seen: {why or 'none of its attention ran'}"
+            )
+
+    def _tower_alone(self, module: nn.Module, weights: Tensor, allowed: Tensor | None) -> str:
+        """The only tower's name: a decoder is one whose queries look at no later key."""
+        if not self._alone:
+            causal = getattr(module, "is_causal", None)
+            if not isinstance(causal, bool):
+                causal = allowed is not None and _is_causal(allowed, *weights.shape[-2:])
+            self._alone = "decoder" if causal else "encoder"
+        return self._alone
+
+
+def _is_causal(allowed: Tensor, queries: int, keys: int) -> bool:
+    """Whether nobody looks at later keys. One query alone says nothing, and counts as causal."""
+    later = torch.ones(queries, keys, dtype=torch.bool, device=allowed.device)
+    return not bool((allowed & later.triu(1 + keys - queries)).any())
+
+
+# ── putting it in, and taking it out ─────────────────────────────────────────────────────────
+
+_WATCHES: list[_Watch] = []
+_LOCK = RLock()
+
+
+def _install(watch: _Watch, model: nn.Module, undo: ExitStack) -> None:
+    hook = model.register_forward_pre_hook(watch.begin)
+    undo.callback(hook.remove)
+    kinds = {place.how for place in watch.places.values()}
+    _choose_eager(model, undo)
+    if INTERFACE in kinds:
+        _register(watch, undo)
+    if any(isinstance(m, (nn.MultiheadAttention, nn.TransformerEncoder)) for m in model.modules()):
+        # the fast path runs a whole layer in one kernel and keeps its weights to itself
+        undo.callback(
+            torch.backends.mha.set_fastpath_enabled, torch.backends.mha.get_fastpath_enabled()
+        )
+        torch.backends.mha.set_fastpath_enabled(False)
+    for module, place in watch.places.items():
+        if place.how == TORCH:
+            _replace_forward(module, _asking(watch, module), undo)
+        elif place.how == OWN_CODE:
+            _replace_forward(module, _spying(watch, module), undo)
+
+
+def _choose_eager(model: nn.Module, undo: ExitStack) -> None:
+    """Every configuration of the model says `eager`, and later again what it said before."""
+    name = "_attn_implementation_internal"  # the public setter would reach into sub-configurations
+    waiting = [
+        config for m in model.modules() if (config := getattr(m, "config", None)) is not None
+    ]
+    known: set[int] = set()
+    while waiting:
+        config = waiting.pop()
+        if id(config) in known or name not in getattr(config, "__dict__", {}):
+            continue
+        known.add(id(config))
+        undo.callback(setattr, config, name, getattr(config, name))
+        setattr(config, name, "eager")
+        parts = (getattr(config, part, None) for part in getattr(config, "sub_configs", ()))
+        waiting += [part for part in parts if part is not None]
+
+
+def _register(watch: _Watch, undo: ExitStack) -> None:
+    """Make `_attend` the function of the name `eager` while anything is watched."""
+    from transformers import AttentionInterface
+
+    known = AttentionInterface._global_mapping  # the interface can register, and not take back
+
+    def remove() -> None:
+        with _LOCK:
+            _WATCHES.remove(watch)
+            if not _WATCHES:
+                known.pop("eager")
+
+    with _LOCK:
+        if not _WATCHES:
+            AttentionInterface.register("eager", _attend)
+        _WATCHES.append(watch)
+    undo.callback(remove)
+
+
+def _replace_forward(module: nn.Module, forward: Callable[..., Any], undo: ExitStack) -> None:
+    if "forward" in vars(module):  # somebody else, accelerate say, has put one there
+        undo.callback(setattr, module, "forward", module.forward)
+    else:
+        undo.callback(delattr, module, "forward")
+    module.forward = forward
+
+
+# ── the three ways to see ────────────────────────────────────────────────────────────────────
+
+
+def _attend(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None = None,
+    *args: Any,
+    **kwargs: Any,
+) -> tuple[Tensor, Tensor]:
+    """The family's own eager attention; what went in and came out is shown to who watches."""
+    eager = own_eager(module)
+    assert eager is not None  # a class that asks the interface names its default
+    output, weights = eager(module, query, key, value, attention_mask, *args, **kwargs)
+    for watch in [watch for watch in _WATCHES if module in watch.places]:
+        allowed = watch.allowed(attention_mask, key.shape[-2])
+        place, tower, layer = watch.place(module, weights, allowed)
+        if not watch.wants(tower, layer):
+            continue
+        if module.training:
+            with _evaluated(module):
+                _, weights = eager(module, query, key, value, attention_mask, *args, **kwargs)
+        scale = kwargs.get("scaling")
+        watch.add(
+            Call(
+                place.name,
+                tower,
+                layer,
+                watch.step(),
+                weights,
+                allowed,
+                query,
+                key,
+                value,
+                output.transpose(1, 2),
+                query.shape[-1] ** -0.5 if scale is None else float(scale),
+                kwargs.get("softcap"),
+                kwargs.get("position_bias"),
+                _source(eager),
+            )
+        )
+    return output, weights
+
+
+@contextmanager
+def _evaluated(module: nn.Module) -> Iterator[None]:
+    """`module` without dropout and without gradients, for a moment."""
+    training = [(part, part.training) for part in module.modules()]
+    module.eval()
+    try:
+        with torch.no_grad():
+            yield
+    finally:
+        for part, was in training:
+            part.training = was
+
+
+def _spying(watch: _Watch, module: nn.Module) -> Callable[..., Any]:
+    original = module.forward
+
+    def forward(*args: Any, **kwargs: Any) -> Any:
+        with Spy() as spy:
+            result = original(*args, **kwargs)
+        kind = type(module).__name__
+        if len(spy.sights) > 1:
+            watch.unseen[kind] = f"{kind} computes its attention in {len(spy.sights)} pieces"
+            return result
+        for sight in spy.sights:
+            weights, allowed = (with_heads(t, module) for t in (sight.weights, sight.allowed))
+            if weights is None or allowed is None:
+                shape = list(sight.weights.shape)
+                watch.unseen[kind] = f"{kind} has weights of shape {shape}, not [B H Tq Tk]"
+                continue
+            place, tower, layer = watch.place(module, weights, allowed)
+            if watch.wants(tower, layer):
+                watch.add(
+                    Call(
+                        place.name,
+                        tower,
+                        layer,
+                        watch.step(),
+                        weights,
+                        _same_for_heads(allowed),
+                        sight.q,
+                        sight.k,
+                        sight.v,
+                        scale=sight.scale,
+                        source=_source(type(module).forward),
+                    )
+                )
+        return result
+
+    return forward
+
+
+def _same_for_heads(allowed: Tensor) -> Tensor:
+    """`[B H Tq Tk]` → `[B 1 Tq Tk]` where the heads do not differ."""
+    return allowed[:, :1] if bool((allowed == allowed[:, :1]).all()) else allowed
+
+
+def _asking(watch: _Watch, module: nn.Module) -> Callable[..., Any]:
+    """`nn.MultiheadAttention.forward` that computes its weights in any case."""
+    original = module.forward
+    signature = inspect.signature(original)
+
+    def forward(*args: Any, **kwargs: Any) -> Any:
+        given = signature.bind(*args, **kwargs)
+        given.apply_defaults()
+        asked = given.arguments
+        wanted, averaged = asked["need_weights"], asked["average_attn_weights"]
+        asked.update(need_weights=True, average_attn_weights=False)
+        output, weights = original(*given.args, **given.kwargs)
+        seen = weights
+        if module.training:
+            with _evaluated(module):
+                _, seen = original(*given.args, **given.kwargs)
+        seen = seen if seen.ndim == 4 else seen[None]
+        allowed = _allowed(seen, asked["attn_mask"], asked["key_padding_mask"])
+        place, tower, layer = watch.place(module, seen, allowed)
+        if watch.wants(tower, layer):
+            source = _source(type(module).forward)
+            watch.add(Call(place.name, tower, layer, watch.step(), seen, allowed, source=source))
+        if not wanted:
+            return output, None
+        return output, weights.mean(-3) if averaged else weights
+
+    return forward
+
+
+def _allowed(weights: Tensor, mask: Tensor | None, padding: Tensor | None) -> Tensor | None:
+    """The masks of `nn.MultiheadAttention` as one: bool, True where a query may look."""
+    allowed: Tensor | None = None
+    for given in (mask, padding):
+        if given is None:
+            continue
+        open_ = ~given if given.dtype is torch.bool else given > FORBIDDING
+        if given is padding:
+            open_ = open_.view(-1, 1, 1, open_.shape[-1])
+        else:  # Tq Tk, or B·H Tq Tk
+            open_ = open_.view(1, 1, *open_.shape) if open_.ndim == 2 else open_
+            open_ = open_.view(-1, weights.shape[1] if len(open_) > 1 else 1, *open_.shape[-2:])
+        allowed = open_ if allowed is None else allowed & open_
+    if allowed is None:
+        return None
+    # extra keys (bias_k, zero_attn) stand at the end, open to all
+    return nn.functional.pad(allowed, (0, weights.shape[-1] - allowed.shape[-1]), value=True)
+
+
+def _source(function: Callable[..., Any]) -> str:
+    """File and line of a function, as the trace shows them."""
+    code = inspect.unwrap(function).__code__
+    return f"{code.co_filename.rpartition('/')[2]}:{code.co_firstlineno}"

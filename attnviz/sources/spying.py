@@ -1,0 +1,109 @@
+"""Attention of modules with code of their own: what their softmax gives, seen as it runs.
+
+Families older than transformers' attention interface (DeBERTa, MPNet, Bloom, Falcon, XLNet …)
+compute attention in their own lines. Inside such a module each call of softmax is watched; one
+along the keys of `[B H Tq Tk]` scores gives the weights, before dropout, and the scores' most
+negative numbers are the mask.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from math import sqrt
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+
+FORBIDDING = -1e4
+"""A number as low as this, added to a score, gives weight 0; models use this or a lower one."""
+
+HEAD_COUNTS = ("num_heads", "num_attention_heads", "n_heads", "n_head", "heads")
+
+Function = Callable[..., Any]
+
+SOFTMAX: tuple[Function, ...] = (torch.softmax, Tensor.softmax, nn.functional.softmax)
+SDPA: Function = nn.functional.scaled_dot_product_attention
+
+
+@dataclass
+class Sight:
+    """One attention as it was seen: weights `[… Tq Tk]`, where a query may look, q, k, v."""
+
+    weights: Tensor
+    allowed: Tensor
+    q: Tensor | None = None
+    k: Tensor | None = None
+    v: Tensor | None = None
+    scale: float | None = None
+
+
+@dataclass
+class Spy(TorchFunctionMode):
+    """While active, remembers each attention that torch computes."""
+
+    sights: list[Sight] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        super().__init__()
+
+    def __torch_function__(
+        self,
+        func: Function,
+        types: Sequence[type],
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        kwargs = kwargs or {}
+        result = func(*args, **kwargs)
+        if func in SOFTMAX:
+            self._see_softmax(result, *args, **kwargs)
+        elif func is SDPA:
+            with torch.no_grad():
+                self._see_sdpa(*args, **kwargs)
+        return result
+
+    def _see_softmax(
+        self, result: Tensor, input: Tensor, dim: int | None = None, *_: object, **__: object
+    ) -> None:
+        if result.ndim in (3, 4) and dim in (-1, result.ndim - 1):
+            self.sights.append(Sight(result.detach(), input.detach() > FORBIDDING))
+
+    def _see_sdpa(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        attn_mask: Tensor | None = None,
+        dropout_p: float = 0.0,  # noqa: ARG002 - weights are those before dropout
+        is_causal: bool = False,
+        scale: float | None = None,
+        enable_gqa: bool = False,
+    ) -> None:
+        scale = 1 / sqrt(query.shape[-1]) if scale is None else scale
+        keys = key.repeat_interleave(query.shape[-3] // key.shape[-3], -3) if enable_gqa else key
+        scores = query @ keys.transpose(-1, -2) * scale
+        if is_causal:  # torch counts from the upper left corner
+            scores = scores.masked_fill(
+                ~torch.ones_like(scores, dtype=torch.bool).tril(), -torch.inf
+            )
+        if attn_mask is not None and attn_mask.dtype is torch.bool:
+            scores = scores.masked_fill(~attn_mask, -torch.inf)
+        elif attn_mask is not None:
+            scores = scores + attn_mask
+        allowed = scores > FORBIDDING
+        weights = scores.softmax(-1).masked_fill(~allowed, 0.0)
+        self.sights.append(Sight(weights, allowed, query, key, value, scale))
+
+
+def with_heads(tensor: Tensor, module: nn.Module) -> Tensor | None:
+    """`tensor` as `[B H Tq Tk]`; `[B·H Tq Tk]` is cut by the module's own number of heads."""
+    if tensor.ndim == 4:
+        return tensor
+    for name in HEAD_COUNTS:
+        heads = getattr(module, name, None)
+        if isinstance(heads, int) and heads > 0 and len(tensor) % heads == 0:
+            return tensor.view(-1, heads, *tensor.shape[1:])
+    return None
