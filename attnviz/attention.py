@@ -5,6 +5,7 @@ Axis order is always batch, head, query, key: B H Tq Tk. Each reshape carries it
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from math import sqrt
 
 import torch
@@ -12,18 +13,25 @@ from torch import Tensor, nn
 
 from attnviz.config import AttentionConfig
 from attnviz.errors import InputError
-from attnviz.positions import sinusoidal
+from attnviz.positions import alibi, distance_buckets, distances, rotated, sinusoidal
 from attnviz.trace import Tap, ignore
 
 SCORE_SPREAD = 2.0
 """Standard deviation that untrained scores are given, so that heads look at something."""
 
-INPUT_VARIANCE = {"sinusoidal": 1.5, "none": 1.0}
+INPUT_VARIANCE = {"sinusoidal": 1.5}
 """Of each of an input's d_model numbers: a normal embedding has 1, sines and cosines add 1/2."""
 
 
 def scaled_dot_product_attention(
-    q: Tensor, k: Tensor, v: Tensor, allowed: Tensor | None = None, tap: Tap = ignore
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    allowed: Tensor | None = None,
+    tap: Tap = ignore,
+    *,
+    bias: Tensor | None = None,
+    scaled: bool = True,
 ) -> tuple[Tensor, Tensor]:
     """softmax(q kᵀ / √d_k) v, equation 1 of the paper, with the weights beside the result.
 
@@ -32,6 +40,8 @@ def scaled_dot_product_attention(
         allowed: bool, `[Tq Tk]` or `[B H Tq Tk]`, where an axis may have length 1 and is then the
             same for all; True lets a query see a key. None: every query sees every key.
         tap: called with each tensor on the way.
+        bias: added to the scores before the softmax, `[1|B H Tq Tk]`: ALiBi, or T5's table.
+        scaled: False leaves out the division by √d_k, as T5 does.
 
     Returns:
         (context `[B H Tq d_v]`, weights `[B H Tq Tk]`). A forbidden weight is exactly 0. A query
@@ -45,8 +55,13 @@ def scaled_dot_product_attention(
     """
     products = q @ k.transpose(-2, -1)  # B H Tq d_k @ B H d_k Tk -> B H Tq Tk
     tap("products", "B H Tq Tk", products, sums_over="d_k")
-    scores = products / sqrt(q.shape[-1])
-    tap("scores", "B H Tq Tk", scores, flops_each=1)
+    scores = products
+    if scaled:
+        scores = products / sqrt(q.shape[-1])
+        tap("scores", "B H Tq Tk", scores, flops_each=1)
+    if bias is not None:
+        scores = scores + bias
+        tap("biased", "B H Tq Tk", scores, flops_each=1)
     if allowed is None:
         weights = scores.softmax(-1)
     else:
@@ -104,22 +119,72 @@ def _shielded(weights: Tensor, v: Tensor, allowed: Tensor) -> Tensor:
 
 
 class Projection(nn.Module):
-    """x Wᵀ + b, as `nn.Linear` has it, with W normal of a given spread, drawn from a generator.
+    """x Wᵀ + b, as `nn.Linear` has it: `weight` is `[outputs inputs]`; `bias` may be absent."""
 
-    `nn.Linear` would draw twice, and from the global generator. The draw is in float64, so that a
-    layer has the same numbers, rounded, in every dtype; the bias is 0.
-    """
-
-    def __init__(
-        self, inputs: int, outputs: int, spread: float, generator: torch.Generator
-    ) -> None:
+    def __init__(self, weight: Tensor, bias: Tensor | None = None) -> None:
         super().__init__()
-        drawn = torch.randn(outputs, inputs, generator=generator, dtype=torch.float64)
-        self.weight = nn.Parameter(drawn.mul_(spread))
-        self.bias = nn.Parameter(torch.zeros(outputs, dtype=torch.float64))
+        self.weight = nn.Parameter(weight)
+        self.bias = None if bias is None else nn.Parameter(bias)
 
     def forward(self, x: Tensor) -> Tensor:
         return nn.functional.linear(x, self.weight, self.bias)
+
+
+class Norm(nn.Module):
+    """LayerNorm, or with `rms` RMSNorm, x / √(mean of x² + eps) · w, along the last axis."""
+
+    def __init__(
+        self, weight: Tensor, bias: Tensor | None = None, *, rms: bool = False, eps: float = 1e-5
+    ) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(weight)
+        self.bias = None if bias is None else nn.Parameter(bias)
+        self.rms, self.eps = rms, eps
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.rms:
+            return x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + self.eps) * self.weight
+        return nn.functional.layer_norm(x, x.shape[-1:], self.weight, self.bias, self.eps)
+
+
+class Table(nn.Module):
+    """Rows of numbers that are looked up, `[rows width]`."""
+
+    def __init__(self, weight: Tensor) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(weight)
+
+    def forward(self, rows: Tensor) -> Tensor:
+        return nn.functional.embedding(rows, self.weight)
+
+
+def untrained(config: AttentionConfig) -> dict[str, Tensor]:
+    """The weights of a new layer, drawn from `config.seed` alone.
+
+    W_Q and W_K are normal with a variance that gives scores a standard deviation of about
+    `SCORE_SPREAD` (PyTorch's own default gives about 0.5, and nearly uniform maps); W_V and W_O are
+    normal with variance 1 / inputs, which keeps the size of what flows through; biases are 0. The
+    draws are in float64, so that a layer has the same numbers, rounded, in every dtype.
+    """
+    d_model, of_values = config.d_model, config.n_heads * config.d_v
+    # Var(q) = d_model · Var(W) · Var(x), and Var(score) = Var(q) · Var(k).
+    query_key = sqrt(SCORE_SPREAD / INPUT_VARIANCE.get(config.positions, 1.0) / d_model)
+    matrices = {
+        "w_q": (config.n_heads * config.d_k, d_model, query_key),
+        "w_k": (config.n_kv_heads * config.d_k, d_model, query_key),
+        "w_v": (config.n_kv_heads * config.d_v, d_model, 1 / sqrt(d_model)),
+        "w_o": (d_model, of_values, 1 / sqrt(of_values)),
+    }
+    generator = torch.Generator().manual_seed(config.seed)
+    like = {"dtype": getattr(torch, config.dtype), "device": config.device}
+    weights = {}
+    for name, (outputs, inputs, spread) in matrices.items():
+        drawn = torch.randn(outputs, inputs, generator=generator, dtype=torch.float64).mul_(spread)
+        weights[f"{name}.weight"] = drawn.to(**like)
+        weights[f"{name}.bias"] = torch.zeros(outputs, **like)
+    weights["norm.weight"] = torch.ones(d_model, **like)
+    weights["norm.bias"] = torch.zeros(d_model, **like)
+    return weights
 
 
 class MultiHeadAttention(nn.Module):
@@ -128,26 +193,43 @@ class MultiHeadAttention(nn.Module):
     head_i = Attention(x W_Qi, y W_Ki, y W_Vi); output = LayerNorm(x + Concat(head_i) W_O).
     `w_q`, `w_k`, `w_v` and `w_o` hold all heads, heads slowest: rows i·d_k … (i+1)·d_k of `w_q`
     are head i. With `config.n_kv_heads` fewer key/value heads, each serves a group of neighbours.
+    `config.variant` says what a trained layer does otherwise.
 
-    A new layer is untrained. Its numbers come from `config.seed` alone: W_Q and W_K are normal
-    with a variance that gives scores a standard deviation of about `SCORE_SPREAD` (PyTorch's own
-    default gives about 0.5, and nearly uniform maps); W_V and W_O are normal with variance
-    1 / inputs, which keeps the size of what flows through; biases are 0.
+    Args:
+        weights: by the names of `state_dict`. `w_q.weight` `[H·d_k d_model]`, `w_k.weight` and
+            `w_v.weight` have to be there; `w_o.weight`, biases, `norm.*` and what some layers have
+            besides: `norm_q.weight` and `norm_k.weight` `[d_k]`, `bias_k` `[Hkv·d_k]` and `bias_v`
+            (a key and a value that are no token's), `distances.weight` `[R H]` (T5's table). Left
+            out, the layer is a new one, `untrained`.
     """
 
-    def __init__(self, config: AttentionConfig) -> None:
+    def __init__(
+        self, config: AttentionConfig, weights: Mapping[str, Tensor] | None = None
+    ) -> None:
         super().__init__()
         self.config = config
-        d_model, n_heads, d_k, d_v = config.d_model, config.n_heads, config.d_k, config.d_v
-        generator = torch.Generator().manual_seed(config.seed)
-        # Var(q) = d_model · Var(W) · Var(x), and Var(score) = Var(q) · Var(k).
-        query_key = sqrt(SCORE_SPREAD / INPUT_VARIANCE[config.positions] / d_model)
-        self.w_q = Projection(d_model, n_heads * d_k, query_key, generator)
-        self.w_k = Projection(d_model, config.n_kv_heads * d_k, query_key, generator)
-        self.w_v = Projection(d_model, config.n_kv_heads * d_v, 1 / sqrt(d_model), generator)
-        self.w_o = Projection(n_heads * d_v, d_model, 1 / sqrt(n_heads * d_v), generator)
-        self.norm = nn.LayerNorm(d_model)
-        self.to(config.device, getattr(torch, config.dtype)).eval()
+        w = untrained(config) if weights is None else weights
+        variant = config.variant
+
+        def norm(name: str, rms: bool) -> Norm | None:
+            weight, bias = w.get(f"{name}.weight"), w.get(f"{name}.bias")
+            return None if weight is None else Norm(weight, bias, rms=rms, eps=variant.eps)
+
+        self.w_q = Projection(w["w_q.weight"], w.get("w_q.bias"))
+        self.w_k = Projection(w["w_k.weight"], w.get("w_k.bias"))
+        self.w_v = Projection(w["w_v.weight"], w.get("w_v.bias"))
+        self.w_o = Projection(w["w_o.weight"], w.get("w_o.bias")) if "w_o.weight" in w else None
+        self.norm = norm("norm", variant.rms_norm)
+        self.norm_q, self.norm_k = norm("norm_q", True), norm("norm_k", True)
+        self.bias_k = nn.Parameter(w["bias_k"]) if "bias_k" in w else None
+        self.bias_v = nn.Parameter(w["bias_v"]) if "bias_v" in w else None
+        self.distances = Table(w["distances.weight"]) if "distances.weight" in w else None
+        self.eval()
+
+    @property
+    def extra_keys(self) -> int:
+        """Keys beside those of the tokens; they stand at the end, and no mask forbids them."""
+        return (self.bias_k is not None) + self.config.variant.zero_key
 
     def forward(
         self,
@@ -156,68 +238,157 @@ class MultiHeadAttention(nn.Module):
         value: Tensor | None = None,
         allowed: Tensor | None = None,
         tap: Tap = ignore,
+        positions: tuple[Tensor, Tensor] | None = None,
     ) -> tuple[Tensor, Tensor]:
         """(output `[B Tq d_model]`, weights `[B H Tq Tk]`) of query `[B Tq d_model]`.
 
         `key` `[B Tk d_model]` is `query` when left out (self attention); `value` is `key`.
-        `allowed`: bool, `[Tq Tk]` or `[B 1|H Tq Tk]`, True lets a query see a key.
+        `allowed`: bool, `[Tq Tk]` or `[B 1|H Tq Tk]`, True lets a query see a key. `positions` of
+        queries `[1|B Tq]` and keys `[1|B Tk]` count from 0 when left out. With `extra_keys`, Tk of
+        the weights has so many more. Without `w_o`, the output is the heads side by side.
         """
+        is_self, source = key is None, query
         key = query if key is None else key
         value = key if value is None else value
-        heads, groups = self.config.n_heads, self.config.n_kv_heads
-        d_k, d_v = self.config.d_k, self.config.d_v
-        hkv = "Hkv" if self.config.is_grouped else "H"
+        config, variant = self.config, self.config.variant
+        heads, groups, d_k, d_v = config.n_heads, config.n_kv_heads, config.d_k, config.d_v
+        hkv = "Hkv" if config.is_grouped else "H"
+        ts = "Ts" if self.extra_keys else "Tk"
+        if positions is None:
+            q_at, k_at = (torch.arange(x.shape[1], device=x.device)[None] for x in (query, key))
+        else:
+            q_at, k_at = positions
+
+        if self.norm is not None and variant.norm in ("before", "queries"):
+            query = self.norm(query)
+            tap("normed", "B Tq d_model", query, module=self.norm, flops_each=8)
+            if is_self:
+                key = value = query
+            elif variant.norm == "before":
+                key = value = self.norm(key)
+                tap("key_normed", f"B {ts} d_model", key, module=self.norm, flops_each=8)
 
         q = self.w_q(query)
         tap("q_projected", "B Tq H·d_k", q, module=self.w_q, sums_over="d_model")
         q = q.unflatten(-1, (heads, d_k)).transpose(1, 2)
         tap("q", "B H Tq d_k", q)
         k = self.w_k(key)
-        tap("k_projected", f"B Tk {hkv}·d_k", k, module=self.w_k, sums_over="d_model")
+        width = "d_key" if variant.d_key else "d_model"
+        tap("k_projected", f"B {ts} {hkv}·d_k", k, module=self.w_k, sums_over=width)
         k = k.unflatten(-1, (groups, d_k)).transpose(1, 2)
-        tap("k", f"B {hkv} Tk d_k", k)
+        tap("k", f"B {hkv} {ts} d_k", k)
         v = self.w_v(value)
-        tap("v_projected", f"B Tk {hkv}·d_v", v, module=self.w_v, sums_over="d_model")
+        width = "d_value" if variant.d_value else "d_model"
+        tap("v_projected", f"B {ts} {hkv}·d_v", v, module=self.w_v, sums_over=width)
         v = v.unflatten(-1, (groups, d_v)).transpose(1, 2)
-        tap("v", f"B {hkv} Tk d_v", v)
-        if self.config.is_grouped:  # each key/value head serves the query heads of its group
+        tap("v", f"B {hkv} {ts} d_v", v)
+        if self.norm_q is not None and self.norm_k is not None:
+            q, k = self.norm_q(q), self.norm_k(k)
+            tap("q_normed", "B H Tq d_k", q, module=self.norm_q, flops_each=5)
+            tap("k_normed", f"B {hkv} {ts} d_k", k, module=self.norm_k, flops_each=5)
+        if config.positions == "rope":
+            q, k = rotated(q, q_at, variant.rotary), rotated(k, k_at, variant.rotary)
+            tap("q_rotated", "B H Tq d_k", q, flops_each=3)
+            tap("k_rotated", f"B {hkv} {ts} d_k", k, flops_each=3)
+        if self.extra_keys:
+            k, v = self._extended(k, self.bias_k), self._extended(v, self.bias_v)
+            tap("k_extended", f"B {hkv} Tk d_k", k)
+            tap("v_extended", f"B {hkv} Tk d_v", v)
+            if allowed is not None:
+                allowed = nn.functional.pad(allowed, (0, self.extra_keys), value=True)
+        if config.is_grouped:  # each key/value head serves the query heads of its group
             k = k.repeat_interleave(heads // groups, dim=1)
             tap("k_repeated", "B H Tk d_k", k)
             v = v.repeat_interleave(heads // groups, dim=1)
             tap("v_repeated", "B H Tk d_v", v)
 
-        context, weights = scaled_dot_product_attention(q, k, v, allowed, tap)
+        bias = self._position_bias(q_at, k_at, tap)
+        context, weights = scaled_dot_product_attention(
+            q, k, v, allowed, tap, bias=bias, scaled=variant.scaled
+        )
 
         # B H Tq d_v -> B Tq H d_v -> B Tq H·d_v. contiguous() would copy as well, but for one head.
         heads_last = context.transpose(1, 2).clone(memory_format=torch.contiguous_format)
         merged = heads_last.flatten(-2)
         tap("merged", "B Tq H·d_v", merged)
-        projected = self.w_o(merged)
-        tap("projected", "B Tq d_model", projected, module=self.w_o, sums_over="H·d_v")
-        residual = projected + query
-        tap("residual", "B Tq d_model", residual, flops_each=1)
-        output: Tensor = self.norm(residual)
-        tap("output", "B Tq d_model", output, module=self.norm, flops_each=8)
+        if self.w_o is None:
+            return merged, weights
+        output: Tensor = self.w_o(merged)
+        tap("projected", "B Tq d_model", output, module=self.w_o, sums_over="H·d_v")
+        if variant.norm == "none":
+            return output, weights
+        output = output + source
+        tap("residual", "B Tq d_model", output, flops_each=1)
+        if variant.norm == "after" and self.norm is not None:
+            output = self.norm(output)
+            tap("output", "B Tq d_model", output, module=self.norm, flops_each=8)
         return output, weights
+
+    def _extended(self, x: Tensor, bias: Tensor | None) -> Tensor:
+        """`x` `[B Hkv Ts d]` with the keys or values that are no token's at the end."""
+        batch, groups, _, width = x.shape
+        parts = [x]
+        if bias is not None:
+            parts.append(bias.view(groups, 1, width).expand(batch, -1, -1, -1))
+        if self.config.variant.zero_key:
+            parts.append(x.new_zeros(batch, groups, 1, width))
+        return torch.cat(parts, dim=2)
+
+    def _position_bias(self, queries: Tensor, keys: Tensor, tap: Tap) -> Tensor | None:
+        """What places add to the scores, `[1|B H Tq Tk]`."""
+        if self.distances is None and self.config.positions != "alibi":
+            return None
+        apart = distances(queries, keys)
+        batch, like = ("B" if len(apart) > 1 else "1"), self.w_q.weight
+        if self.distances is None:
+            bias = alibi(apart, self.config.n_heads).to(like)
+            bias = nn.functional.pad(bias, (0, self.extra_keys))
+            tap("alibi", f"{batch} H Tq Tk", bias, flops_each=1)
+            return bias
+        variant, n_buckets = self.config.variant, len(self.distances.weight)
+        rows = distance_buckets(apart, n_buckets, variant.furthest, variant.buckets_both_ways)
+        found = self.distances(rows.to(like.device))
+        tap("position_bias", f"{batch} Tq Tk H", found, module=self.distances, rows="R")
+        return torch.movedim(found, -1, 1)
 
 
 class Embedding(nn.Module):
     """Token ids `[B T]` → vectors `[B T d_model]`: a table, and the position added where wanted.
 
-    Untrained: the table is standard normal, drawn from `config.seed`, a row for each token of the
-    vocabulary. That is the paper's embedding times √d_model (section 3.4) in one step.
+    Args:
+        weights: `weight` `[V d_model]`, and what BERT and GPT-2 have besides: `places` `[P
+            d_model]`, a row for each position, `kind` `[d_model]`, the row of token type 0, and
+            `norm.weight`, `norm.bias`. Left out, the table has `n_tokens` rows of standard normal
+            numbers, drawn from `config.seed`: the paper's embedding times √d_model (section 3.4)
+            in one step.
     """
 
-    def __init__(self, config: AttentionConfig, n_tokens: int) -> None:
+    def __init__(
+        self,
+        config: AttentionConfig,
+        n_tokens: int,
+        weights: Mapping[str, Tensor] | None = None,
+        eps: float = 1e-5,
+    ) -> None:
         super().__init__()
         self.config = config
-        generator = torch.Generator().manual_seed(config.seed ^ 0x5EED)  # apart from the layer's
+        w = {"weight": self._drawn(n_tokens)} if weights is None else weights
+        self.weight = nn.Parameter(w["weight"])
+        self.places = w.get("places")
+        self.kind = w.get("kind")
+        scale = w.get("norm.weight")
+        self.norm = None if scale is None else Norm(scale, w.get("norm.bias"), eps=eps)
+
+    def _drawn(self, n_tokens: int) -> Tensor:
+        generator = torch.Generator().manual_seed(
+            self.config.seed ^ 0x5EED
+        )  # apart from the layer's
         # In sixteens, as torch draws: the last, incomplete ones would be drawn differently, and a
         # token's vector would depend on how many tokens come after it.
-        n = n_tokens * config.d_model
+        n = n_tokens * self.config.d_model
         drawn = torch.randn(-(-n // 16) * 16, generator=generator, dtype=torch.float64)
-        table = drawn[:n].view(n_tokens, config.d_model)
-        self.weight = nn.Parameter(table.to(config.device, getattr(torch, config.dtype)))
+        table = drawn[:n].view(n_tokens, self.config.d_model)
+        return table.to(self.config.device, getattr(torch, self.config.dtype))
 
     def forward(
         self, ids: Tensor, positions: Tensor, tap: Tap = ignore, side: str = "query"
@@ -229,10 +400,20 @@ class Embedding(nn.Module):
         before, t = ("", "Tq") if side == "query" else ("key_", "Tk")
         tap(f"{before}ids", f"B {t}", ids)
         x = nn.functional.embedding(ids, self.weight)
-        tap(f"{before}embedded", f"B {t} d_model", x, module=self)
+        tap(f"{before}embedded", f"B {t} d_model", x, module=Table(self.weight))
         if self.config.positions == "sinusoidal":
             place = sinusoidal(positions, self.config.d_model)
             # padding stands at positions before 0 or after the end; its sinusoid is harmless
             x = x + place.to(x)
             tap(f"{side}_input", f"B {t} d_model", x, flops_each=1)
+        if self.places is not None:
+            rows = positions.clamp(0, len(self.places) - 1).to(self.places.device)
+            x = x + nn.functional.embedding(rows, self.places)
+            tap(f"{side}_placed", f"B {t} d_model", x, flops_each=1)
+        if self.kind is not None:
+            x = x + self.kind
+            tap(f"{side}_typed", f"B {t} d_model", x, flops_each=1)
+        if self.norm is not None:
+            x = self.norm(x)
+            tap(f"{side}_embedding_normed", f"B {t} d_model", x, module=self.norm, flops_each=8)
         return x

@@ -26,7 +26,7 @@ class Tap(Protocol):
 
     `axes` names the tensor's axes, separated by spaces; `H·d_k` is one axis that holds two, heads
     slowest. `module` is the one whose parameters the step uses: `[out, in]` for a matrix, with
-    `in` the axis of `sums_over`, or `[V, out]` for a table. `sums_over` is the axis that a
+    `in` the axis of `sums_over`, or `[rows, out]` for a table. `sums_over` is the axis that a
     matrix product sums away: 2 FLOPs (multiply, add) for each element of it and of the result.
     `flops_each` estimates the elementwise operations for each element of the result.
     """
@@ -40,6 +40,7 @@ class Tap(Protocol):
         module: nn.Module | None = None,
         sums_over: str = "",
         flops_each: int = 0,
+        rows: str = "V",
     ) -> None: ...
 
 
@@ -51,6 +52,7 @@ def ignore(
     module: nn.Module | None = None,
     sums_over: str = "",
     flops_each: int = 0,
+    rows: str = "V",
 ) -> None:
     """The tap that records nothing."""
 
@@ -65,7 +67,14 @@ EXPLANATIONS: dict[str, tuple[str, str]] = {
     "key_ids": ("input", "the other text's tokens: keys and values come from these"),
     "key_embedded": ("input", "the same embedding table for the other text"),
     "key_input": ("input", "the sinusoid of each position added to the other text"),
+    "query_placed": ("input", "the learned row of each position added"),
+    "key_placed": ("input", "the learned row of each position added to the other text"),
+    "query_typed": ("input", "the row of token type 0 added, one for all tokens"),
+    "key_typed": ("input", "the same row added to the other text"),
+    "query_embedding_normed": ("input", "LayerNorm over d_model, as before the first layer"),
+    "key_embedding_normed": ("input", "LayerNorm over d_model for the other text"),
     "normed": ("input", "normed before the attention; the residual goes around it"),
+    "key_normed": ("input", "the other text normed in the same way"),
     "qkv": ("project", "one matrix for all: H·d_k + 2·Hkv·d_k numbers a token"),
     "q_projected": ("project", "W_Q: what each token asks for, all heads side by side"),
     "q": ("split", "cut into heads: view as (H, d_k), then swap T and H"),
@@ -77,13 +86,16 @@ EXPLANATIONS: dict[str, tuple[str, str]] = {
     "k_normed": ("split", "the same for the keys, with a scale of its own"),
     "q_rotated": ("split", "rotary: pairs of numbers turned, further at later places"),
     "k_rotated": ("split", "keys turned alike: q · k depends on the distance alone"),
+    "k_extended": ("split", "a key that is no token's at the end: no mask forbids it"),
+    "v_extended": ("split", "and the value that stands behind it"),
     "k_repeated": ("split", "each key head lent to the H / Hkv query heads of a group"),
     "v_repeated": ("split", "each value head lent to the same query heads"),
     "products": ("attend", "q · kᵀ: a number for every pair of a query and a key"),
     "scores": ("attend", "divided by √d_k: the spread no longer grows with d_k"),
     "capped": ("attend", "50 · tanh(score / 50): no score beyond ±50"),
     "position_bias": ("attend", "a number for each head and distance, from a table"),
-    "biased": ("attend", "position bias added: T5's only sign of place, unscaled"),
+    "alibi": ("attend", "minus the distance, times a slope of each head's own"),
+    "biased": ("attend", "position bias added to the scores: the only sign of place"),
     "allowed": ("attend", "all masks combined by 'and': True where a query may look"),
     "masked_scores": ("attend", "-inf where not allowed, so that exp gives exactly 0 there"),
     "weights": (
@@ -198,13 +210,14 @@ class Recorder:
         module: nn.Module | None = None,
         sums_over: str = "",
         flops_each: int = 0,
+        rows: str = "V",
     ) -> None:
         names = tuple(axes.split())
         self._require_fit(f"step {name}", names, tensor)
         parameters = []
         for key, value in () if module is None else module.named_parameters():
-            rows = names[-1:] if sums_over else ("V",)
-            own = names[-1:] if value.ndim == 1 else (*rows, sums_over or names[-1])
+            outputs = names[-1] if sums_over else rows
+            own = names[-1:] if value.ndim == 1 else (outputs, sums_over or names[-1])
             self._require_fit(f"parameter {key} of step {name}", own, value)
             parameters.append((key, own, tuple(value.shape)))
         caller, strides = sys._getframe(1), tensor.stride()

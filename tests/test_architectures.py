@@ -23,7 +23,6 @@ from attnviz.sources.from_architecture import (
     SHADOW_SIZES,
     ArchitectureLayer,
     architecture_steps,
-    rotated,
 )
 from attnviz.trace import EXPLANATIONS, Step
 
@@ -129,7 +128,7 @@ def test_shapes_are_those_of_a_real_run_at_the_real_size(name: str) -> None:
             "d_k": found.head_dim,
             "d_v": found.head_dim,
             "d_model": found.d_model,
-            "V": found.buckets,
+            "R": found.buckets,
         }
         seen: dict[str, tuple[int, ...]] = {}
 
@@ -217,17 +216,6 @@ def test_steps_refuse_empty_sizes() -> None:
 
 def test_shadow_sizes_tell_every_axis_apart() -> None:
     assert len(set(SHADOW_SIZES.values())) == len(SHADOW_SIZES)
-
-
-def test_rotary_scores_depend_on_distance_alone() -> None:
-    q = torch.randn(4, dtype=torch.float64).expand(1, 1, 9, 4)
-    k = torch.randn(4, dtype=torch.float64).expand(1, 1, 9, 4)
-    scores = (rotated(q) @ rotated(k).transpose(-2, -1))[0, 0]
-    for distance in range(-8, 9):
-        diagonal = scores.diagonal(distance)
-        assert torch.allclose(diagonal, diagonal[:1].expand_as(diagonal))
-    assert not torch.allclose(scores[0], scores[0, :1].expand(9))
-    assert torch.allclose(rotated(q).norm(dim=-1), q.norm(dim=-1))
 
 
 # ── the cache ────────────────────────────────────────────────────────────────────────────────

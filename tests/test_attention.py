@@ -11,7 +11,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from attnviz.attention import MultiHeadAttention, Projection, scaled_dot_product_attention
+from attnviz.attention import (
+    MultiHeadAttention,
+    Projection,
+    scaled_dot_product_attention,
+    untrained,
+)
 from attnviz.config import DTYPES, AttentionConfig
 from attnviz.errors import InputError
 
@@ -457,14 +462,24 @@ def test_another_seed_gives_other_numbers_and_torchs_own_generator_is_left_alone
     MultiHeadAttention(AttentionConfig(2, 1, 2, 2, seed=2**63 - 1))  # the largest seed
 
 
-def test_a_projection_has_the_spread_that_was_asked_for() -> None:
-    made = Projection(300, 200, 0.25, torch.Generator().manual_seed(0))
-    assert made.weight.shape == (200, 300)
-    assert made.weight.std().item() == pytest.approx(0.25, rel=0.02)
-    assert made.bias.count_nonzero() == 0
-    x = random(4, 300)
+def test_untrained_weights_have_the_spread_that_was_asked_for() -> None:
+    drawn = untrained(AttentionConfig(300, 10, 20, 30, dtype="float64"))
+    for name, rows, inputs, spread in (
+        ("w_q", 200, 300, (2 / 1.5 / 300) ** 0.5),
+        ("w_k", 200, 300, (2 / 1.5 / 300) ** 0.5),
+        ("w_v", 300, 300, 300**-0.5),
+        ("w_o", 300, 300, 300**-0.5),
+    ):
+        assert drawn[f"{name}.weight"].shape == (rows, inputs)
+        assert drawn[f"{name}.weight"].std().item() == pytest.approx(spread, rel=0.02)
+        assert drawn[f"{name}.bias"].count_nonzero() == 0
+
+
+def test_a_projection_is_a_linear_map_with_or_without_a_bias() -> None:
+    x, weight, bias = random(4, 7), random(5, 7), random(5)
     with torch.no_grad():
-        assert_close(made(x), x @ made.weight.T, 1e-12)
+        assert_close(Projection(weight)(x), x @ weight.T, 1e-12)
+        assert_close(Projection(weight, bias)(x), x @ weight.T + bias, 1e-12)
 
 
 # ── grouped key/value heads ──────────────────────────────────────────────────────────────────

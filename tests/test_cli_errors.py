@@ -45,7 +45,7 @@ SIZES_AND_FLAGS = {
     "run x --seed -1": "--seed is -1; it must be between 0 and 9223372036854775807",
     "run x --dtype float8": "--dtype is 'float8'; it must be one of float32, float64, bfloat16, float16",
     "run x --device tpu": "--device is 'tpu'; it must be one of cpu, cuda, mps",
-    "run x --positions rope": "--positions is 'rope'; it must be one of sinusoidal, none",
+    "run x --positions rotary": "--positions is 'rotary'; it must be one of sinusoidal, none, rope, alibi",
     "run x --tokenizer bpe": "--tokenizer is 'bpe'; it must be one of words, chars, bytes",
     "run x --pad-side up": "--pad-side is 'up'; it must be one of right, left",
     "run x --pad-to 0": "--pad-to is 0; it must be at least 1",

@@ -52,7 +52,10 @@ def test_other_fields_pass_through() -> None:
         ({"d_v": -1}, "--d-v is -1; it must be at least 1"),
         ({"d_model": 10**12 + 1}, "--d-model is 1000000000001; the largest size is 1000000000000"),
         ({"d_v": 10**30}, f"--d-v is {10**30}; the largest size is 1000000000000"),
-        ({"positions": "rope"}, "--positions is 'rope'; it must be one of sinusoidal, none"),
+        (
+            {"positions": "rotary"},
+            "--positions is 'rotary'; it must be one of sinusoidal, none, rope, alibi",
+        ),
         (
             {"dtype": "int8"},
             "--dtype is 'int8'; it must be one of float32, float64, bfloat16, float16",

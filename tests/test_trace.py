@@ -12,7 +12,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from attnviz import masks
 from attnviz.attention import Embedding, MultiHeadAttention, scaled_dot_product_attention
 from attnviz.batch import make_batch
-from attnviz.config import DTYPES, AttentionConfig
+from attnviz.config import DTYPES, POSITIONS, AttentionConfig
 from attnviz.errors import AttnvizError
 from attnviz.sources.from_config import SHADOW_SIZES, from_config, shadow_steps
 from attnviz.trace import EXPLANATIONS, Recorder, Step, ignore
@@ -218,7 +218,7 @@ SIZE = st.integers(1, 4)
     *[SIZE] * 6,
     st.sampled_from(["none", "self", "per head"]),
     st.booleans(),
-    st.sampled_from(["sinusoidal", "none"]),
+    st.sampled_from(POSITIONS),
     st.sampled_from(sorted(DTYPES)),
 )
 def test_the_shadow_with_true_sizes_is_the_run(
@@ -226,6 +226,7 @@ def test_the_shadow_with_true_sizes_is_the_run(
     mask: str, cross: bool, positions: str, dtype: str,
 ) -> None:  # fmt: skip
     groups = 1 if d_k % 2 else heads
+    d_k *= 2 if positions == "rope" else 1
     config = AttentionConfig(d_k + d_v, heads, d_k, d_v, groups, positions=positions, dtype=dtype)
     a = make_batch([tuple("abcd"[:queries])] * batch, ("[PAD]", "[SEP]", *"abcd"))
     b = make_batch([tuple("dcba"[:keys])] * batch, a.vocabulary) if cross else a

@@ -14,7 +14,7 @@ import typer
 
 from attnviz import batch
 from attnviz.cli.files import DEFAULT_FOLDER, kind_of
-from attnviz.config import AttentionConfig, check_size, choice
+from attnviz.config import POSITIONS, AttentionConfig, check_size, choice
 from attnviz.errors import ConfigError, printable
 from attnviz.render.look import Look
 
@@ -122,7 +122,9 @@ class LayerFlags:
             help="Key/value heads, each shared by a group of heads; n_heads when left out.",
         ),
     ] = None
-    positions: Annotated[str, flag(panel=LAYER, help="sinusoidal or none.")] = "sinusoidal"
+    positions: Annotated[str, flag(panel=LAYER, help="sinusoidal, none, rope or alibi.")] = (
+        "sinusoidal"
+    )
     seed: Annotated[int, flag(panel=LAYER, help="The same seed gives the same layer.")] = 0
     dtype: Annotated[str, flag(panel=LAYER, help="float32, float64, bfloat16 or float16.")] = (
         "float32"
@@ -140,6 +142,7 @@ class LayerFlags:
 
     def config(self) -> AttentionConfig:
         """The checked configuration."""
+        choice("--positions", self.positions, POSITIONS)
         return AttentionConfig.from_sizes(**dataclasses.asdict(self))
 
 

@@ -30,15 +30,16 @@ AXIS_WORDS = {
     "Hkv": "key/value heads",
     "Tq": "queries",
     "Tk": "keys",
+    "Ts": "keys that are tokens",
     "d_model": "numbers a token",
     "d_k": "numbers a query or key",
     "d_v": "numbers a value",
     "d_qkv": "numbers for q, k and v",
+    "d_key": "numbers a key is made of",
+    "d_value": "numbers a value is made of",
     "V": "vocabulary",
+    "R": "distances in the table",
 }
-
-BIAS_WORDS = {"V": "distances in the table"}
-"""In a layer with position biases, V counts the rows of their table: there is no other."""
 
 AXIS_COLORS = {
     "B": "magenta",
@@ -47,20 +48,27 @@ AXIS_COLORS = {
     "Hkv": "bright_yellow",
     "Tq": "cyan",
     "Tk": "green",
+    "Ts": "green",
     "d_model": "bright_blue",
     "d_k": "red",
     "d_v": "bright_magenta",
     "d_qkv": "bright_cyan",
+    "d_key": "bright_blue",
+    "d_value": "bright_blue",
     "V": "bright_green",
+    "R": "bright_green",
 }
 """Sixteen-colour names, so that they follow the terminal's own palette, light or dark."""
 
 LENGTHS = {"4k": 4096, "32k": 32768, "128k": 131072}
 """Lengths for which the steps that grow as T² are reckoned."""
 
-_STREAM = "query_input|embedded"
+_PLACED = "query_placed|query_input|embedded"
+_STREAM = f"query_embedding_normed|query_typed|{_PLACED}"
 _INPUT = f"normed|{_STREAM}"
-_KEY_INPUT = f"key_input|key_embedded|{_INPUT}"
+_KEY_PLACED = "key_placed|key_input|key_embedded"
+_KEY_STREAM = f"key_embedding_normed|key_typed|{_KEY_PLACED}"
+_KEY_INPUT = f"key_normed|{_KEY_STREAM}|{_INPUT}"
 _QUERY = "q_rotated|q_normed|q"
 _KEY = "k_rotated|k_normed|k"
 _SCORES = "biased|capped|scores|products"
@@ -68,10 +76,17 @@ READS: dict[str, tuple[str, ...]] = {
     "ids": (),
     "embedded": ("ids",),
     "query_input": ("embedded",),
+    "query_placed": ("query_input|embedded",),
+    "query_typed": (_PLACED,),
+    "query_embedding_normed": (f"query_typed|{_PLACED}",),
     "key_ids": (),
     "key_embedded": ("key_ids",),
     "key_input": ("key_embedded",),
+    "key_placed": ("key_input|key_embedded",),
+    "key_typed": (_KEY_PLACED,),
+    "key_embedding_normed": (f"key_typed|{_KEY_PLACED}",),
     "normed": (_STREAM,),
+    "key_normed": (_KEY_STREAM,),
     "qkv": (_INPUT,),
     "q_projected": (f"qkv|{_INPUT}",),
     "k_projected": (f"qkv|{_KEY_INPUT}",),
@@ -83,17 +98,20 @@ READS: dict[str, tuple[str, ...]] = {
     "k_normed": ("k",),
     "q_rotated": ("q_normed|q",),
     "k_rotated": ("k_normed|k",),
-    "k_repeated": (_KEY,),
-    "v_repeated": ("v",),
-    "products": (_QUERY, f"k_repeated|{_KEY}"),
+    "k_extended": (_KEY,),
+    "v_extended": ("v",),
+    "k_repeated": (f"k_extended|{_KEY}",),
+    "v_repeated": ("v_extended|v",),
+    "products": (_QUERY, f"k_repeated|k_extended|{_KEY}"),
     "scores": ("products",),
     "capped": ("scores|products",),
     "position_bias": (),
-    "biased": ("capped|scores|products", "position_bias"),
+    "alibi": (),
+    "biased": ("capped|scores|products", "position_bias|alibi"),
     "allowed": (),
     "masked_scores": (_SCORES, "allowed"),
     "weights": (f"masked_scores|{_SCORES}",),
-    "context": ("weights", "v_repeated|v"),
+    "context": ("weights", "v_repeated|v_extended|v"),
     "merged": ("context",),
     "projected": ("merged",),
     "projected_normed": ("projected",),
@@ -105,7 +123,11 @@ READS: dict[str, tuple[str, ...]] = {
 RESULTS = ("weights", "output")
 """What the layer returns: these stay in memory to the end."""
 
-SHARED_PARAMETERS = {"key_embedded": "embedded"}
+SHARED_PARAMETERS = {
+    "key_embedded": "embedded",
+    "key_embedding_normed": "query_embedding_normed",
+    "key_normed": "normed",
+}
 """Steps whose parameters are those of an earlier step: counted once."""
 
 _FOLDS = (
@@ -113,6 +135,7 @@ _FOLDS = (
     ("q", "k", "v"),
     ("q_normed", "k_normed"),
     ("q_rotated", "k_rotated"),
+    ("k_extended", "v_extended"),
     ("k_repeated", "v_repeated"),
 )
 _FOLDED_WORDS = {
@@ -122,6 +145,7 @@ _FOLDED_WORDS = {
     ("q_projected", "k_projected"): "W_Q, W_K: what tokens ask for and answer to",
     ("k_projected", "v_projected"): "W_K, W_V: what tokens answer to and give",
     ("k", "v"): "cut into heads: view as (H, d_k), then swap T and H",
+    ("k_extended", "v_extended"): "a key and its value that are no token's, at the end",
     ("k_repeated", "v_repeated"): "key and value heads lent to the H / Hkv heads of a group",
 }
 
@@ -332,8 +356,7 @@ def print_trace(
         return
     paper = Paper.of(console)
     sizes = sizes_of(steps) if sizes is None else sizes
-    words = {**AXIS_WORDS, **BIAS_WORDS} if _has(steps, "position_bias") else AXIS_WORDS
-    write(console, *flow(_size_pieces(sizes, words, paper), paper.width, "  "), Text())
+    write(console, *flow(_size_pieces(sizes, AXIS_WORDS, paper), paper.width, "  "), Text())
     write(console, *_trace_lines(rows_of(steps, expand, cross), paper, source))
     if totals:
         write(console, Text(), *_total_lines(steps, paper))
@@ -613,12 +636,12 @@ def print_heads(
     from attnviz.stats import MEASURES, measure, measure_all
 
     paper = Paper.of(console)
-    sums = measure_all(result) if sequence is None else measure(result, sequence)
-    means = sums.result()
     if heads is None:
         heads = [(i, j) for i in range(result.n_layers) for j in range(result.n_heads)]
+    each = measure_all(result, heads) if sequence is None else measure(result, sequence, heads)
+    means = each.result()
     where = "all sequences" if sequence is None else f"sequence {sequence}"
-    rows = sorted({int(sums.rows[at]) for at in heads})
+    rows = sorted({int(each.rows[at]) for at in heads})
     counted = " to ".join(f"{n:,}" for n in (rows[:1] + rows[1:][-1:]))
     title = f"heads of {where}: means over {counted} query rows"
     write(console, *flow([paper.text(title, "bold")], paper.width, "  "))

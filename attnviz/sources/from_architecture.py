@@ -12,8 +12,9 @@ import torch
 from torch import Tensor, nn
 
 from attnviz.architectures import Architecture, LayerKind
-from attnviz.attention import scaled_dot_product_attention
-from attnviz.config import check_size, choice
+from attnviz.attention import Norm, scaled_dot_product_attention
+from attnviz.config import Rotary, check_size, choice
+from attnviz.positions import rotated
 from attnviz.trace import Recorder, Step, Tap, ignore
 
 GROUP = 3
@@ -28,9 +29,9 @@ SHADOW_SIZES = {
     "d_k": 2 * 23,  # even, since rotary positions turn pairs
     "d_v": 29,
     "d_model": 31,
-    "V": 37,
+    "R": 37,
 }
-"""No two axes have the same size. V is the number of rows of T5's table of position biases."""
+"""No two axes have the same size. R is the number of rows of T5's table of position biases."""
 
 
 def architecture_steps(
@@ -69,7 +70,7 @@ def architecture_steps(
         "d_k": architecture.head_dim,
         "d_v": architecture.head_dim,
         "d_model": architecture.d_model,
-        "V": architecture.buckets,
+        "R": architecture.buckets,
         "d_qkv": (architecture.n_heads + 2 * architecture.n_kv_heads) * architecture.head_dim,
     }
     return tuple(step.at(true) for step in recorder.steps)
@@ -86,15 +87,10 @@ def _small_sizes(architecture: Architecture) -> dict[str, int]:
     return sizes
 
 
-class RMSNorm(nn.Module):
-    """x / √(mean of x²) · w along the last axis (Zhang and Sennrich 2019)."""
-
-    def __init__(self, size: int) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.ones(size))
-
-    def forward(self, x: Tensor) -> Tensor:
-        return x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-6) * self.weight
+def _norm(size: int, rms: bool) -> Norm:
+    if rms:
+        return Norm(torch.ones(size), rms=True, eps=1e-6)
+    return Norm(torch.ones(size), torch.zeros(size))
 
 
 class ArchitectureLayer(nn.Module):
@@ -121,14 +117,14 @@ class ArchitectureLayer(nn.Module):
             self.w_v = nn.Linear(d_model, widths[2], bias="v" in biased)
         self.widths = widths
         self.w_o = nn.Linear(self.heads * self.d_v, d_model, bias="o" in biased)
-        norm = nn.LayerNorm if architecture.norm == "LayerNorm" else RMSNorm
-        self.norm = norm(d_model)
+        rms = architecture.norm == "RMSNorm"
+        self.norm = _norm(d_model, rms)
         if architecture.norm_at == "both":
-            self.norm_after = norm(d_model)
+            self.norm_after = _norm(d_model, rms)
         if architecture.qk_norm:
-            self.norm_q, self.norm_k = RMSNorm(self.d_k), RMSNorm(self.d_k)
+            self.norm_q, self.norm_k = _norm(self.d_k, rms=True), _norm(self.d_k, rms=True)
         if architecture.buckets and kind.role == "self":
-            self.bias_table = nn.Embedding(sizes["V"], self.heads)
+            self.bias_table = nn.Embedding(sizes["R"], self.heads)
 
     def forward(self, x: Tensor, y: Tensor, allowed: Tensor, tap: Tap = ignore) -> Tensor:
         """Output `[B Tq d_model]` of queries of `x` `[B Tq d_model]`, keys of `y` `[B Tk d_model]`.
@@ -156,7 +152,9 @@ class ArchitectureLayer(nn.Module):
             tap("q_normed", "B H Tq d_k", q, module=self.norm_q, flops_each=5)
             tap("k_normed", f"B {hkv} Tk d_k", k, module=self.norm_k, flops_each=5)
         if architecture.rotary_dim:
-            q, k = rotated(q), rotated(k)
+            turned = Rotary()  # a base, and how many numbers are turned, change no shape
+            q = rotated(q, torch.arange(q.shape[2])[None], turned)
+            k = rotated(k, torch.arange(k.shape[2])[None], turned)
             tap("q_rotated", "B H Tq d_k", q, flops_each=3)
             tap("k_rotated", f"B {hkv} Tk d_k", k, flops_each=3)
         if architecture.grouped:
@@ -220,7 +218,7 @@ class ArchitectureLayer(nn.Module):
         if hasattr(self, "bias_table"):
             place = torch.zeros(scores.shape[-2:], dtype=torch.long)
             bias = self.bias_table(place)
-            tap("position_bias", "Tq Tk H", bias, module=self.bias_table)
+            tap("position_bias", "Tq Tk H", bias, module=self.bias_table, rows="R")
             scores = scores + bias.permute(2, 0, 1)
             tap("biased", "B H Tq Tk", scores, flops_each=1)
         tap("allowed", "B 1 Tq Tk", allowed)
@@ -231,17 +229,3 @@ class ArchitectureLayer(nn.Module):
         context = weights @ v
         tap("context", "B H Tq d_v", context, sums_over="Tk")
         return context
-
-
-def rotated(x: Tensor) -> Tensor:
-    """Rotary positions (Su et al. 2021): pair (i, i + d_k/2) turned by position · 10000^(-2i/d_k).
-
-    `x` is `[B H T d_k]`, d_k even. Architectures differ in the base, and in how many numbers of a
-    head are turned; neither changes a shape.
-    """
-    half = x.shape[-1] // 2
-    rate = 10000.0 ** (-torch.arange(half, dtype=torch.float64) / half)
-    angle = torch.arange(x.shape[-2], dtype=torch.float64)[:, None] * rate  # T d_k/2
-    cos, sin = angle.cos().to(x), angle.sin().to(x)
-    left, right = x[..., :half], x[..., half:]
-    return torch.cat([left * cos - right * sin, right * cos + left * sin], -1)

@@ -4,22 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from pathlib import Path
-from typing import Any
 
-import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
 from attnviz.attention import Embedding, MultiHeadAttention
 from attnviz.batch import Batch
 from attnviz.config import DTYPES, AttentionConfig
-from attnviz.errors import ConfigError, InputError, printable
+from attnviz.errors import ConfigError
 from attnviz.machine import require_memory
-from attnviz.masks import Rule, build
-from attnviz.result import KEEPABLE, from_batches
-from attnviz.sources.run import Run
-from attnviz.trace import EXPLANATIONS, Recorder, Step
+from attnviz.masks import Rule
+from attnviz.sources.run import Inputs, Run, require_fit, run_layers, sizes_of_run
+from attnviz.trace import Recorder, Step
 
 SHADOW_SIZES = {"B": 11, "H": 13, "Tq": 17, "Tk": 19, "d_k": 23, "d_v": 29, "d_model": 31, "V": 37}
 """A small prime for each axis: whatever size turns up, its factors name its axes."""
@@ -40,56 +36,34 @@ def from_config(
     memory; all before anything large is made.
     """
     require_device(config.device)
-    for name in keep:
-        if name not in EXPLANATIONS:
-            raise ConfigError(f"--keep {printable(name)}: known are {', '.join(KEEPABLE)}")
     source = queries if keys is None else keys
-    for what in ("size", "pad_side", "vocabulary"):
-        if getattr(queries, what) != getattr(source, what):
-            raise InputError(f"the batches of queries and keys differ in {what}")
+    require_fit(keep, queries, source)
     require_run_memory(config, queries.size, queries.width, source.width, len(queries.vocabulary))
-    recorder = Recorder(
-        {
-            "B": queries.size,
-            "H": config.n_heads,
-            "Hkv": config.n_kv_heads,
-            "Tq": queries.width,
-            "Tk": source.width,
-            "d_k": config.d_k,
-            "d_v": config.d_v,
-            "d_model": config.d_model,
-            "V": len(queries.vocabulary),
-        },
-        keep,
-    )
+    recorder = Recorder(sizes_of_run(config, queries, source, V=len(queries.vocabulary)), keep)
     layer = MultiHeadAttention(config)
     embedding = Embedding(config, len(queries.vocabulary))
-    allowed = build(rules, queries.size, config.n_heads, queries.width, source.width)
-    with torch.no_grad():
-        x = embedding(*_on_device(queries, config), recorder)
-        y = None if keys is None else embedding(*_on_device(keys, config), recorder, side="key")
-        if allowed is not None:
-            allowed = allowed.to(config.device)
-        _, weights = layer(x, y, allowed=allowed, tap=recorder)
-    shape = (
-        1,
-        queries.size,
-        1 if allowed is None else allowed.shape[1],
-        queries.width,
-        source.width,
-    )
-    result = from_batches(
-        _array(weights)[None],
-        np.ones(shape, dtype=bool) if allowed is None else _array(allowed)[None],
+    return run_layers(
+        [layer],
+        embedded(embedding, queries, keys, recorder),
         queries,
         source,
-        masks=tuple(rule.name for rule in rules),
+        rules,
+        recorder,
         config=config.as_dict(),
         source=f"a layer from flags, untrained, seed {config.seed}",
         trained=False,
-        kept={name: _array(tensor)[None] for name, tensor in recorder.kept.items()},
     )
-    return Run(result, tuple(recorder.steps), (layer,))
+
+
+def embedded(
+    embedding: Embedding, queries: Batch, keys: Batch | None, recorder: Recorder
+) -> Inputs:
+    """The vectors of the tokens, with their positions where the embedding adds them."""
+    with torch.no_grad():
+        x = embedding(*_on_device(queries, embedding.config), recorder)
+        if keys is None:
+            return Inputs(x)
+        return Inputs(x, embedding(*_on_device(keys, embedding.config), recorder, side="key"))
 
 
 def shadow_steps(
@@ -101,6 +75,8 @@ def shadow_steps(
     `per_head` says that the mask differs between heads.
     """
     sizes = dict(SHADOW_SIZES)
+    if config.positions == "rope":  # pairs of numbers are turned
+        sizes["d_k"] *= 2
     if config.is_grouped:  # the query heads have to be a multiple of the key/value heads
         sizes |= {"H": 2 * SHADOW_SIZES["H"], "Hkv": SHADOW_SIZES["H"]}
     small = AttentionConfig(
@@ -175,9 +151,11 @@ def require_run_memory(
     held = (layer + table + n_q * d_model + n_k * d_model) * item + 24 * (n_q + n_k)
     # angles, sines and cosines, and both together, in float64
     embedding = max(n_q, n_k) * d_model * (20 + item)
-    # products, scores, masked scores, softmax, weights; the masks; q, k, v, copies; context
+    # products, scores, masked scores, softmax, weights; the masks; q, k, v, copies; context; and
+    # what places add to the scores, in float64 at first
     projected = (n_q * of_keys + n_k * (of_keys + of_values)) * item
-    attending = cells * (5 * item + 4) + 2 * projected + n_q * of_values * item
+    biases = cells * (item + 24) if config.positions in ("alibi", "relative") else 0
+    attending = biases + cells * (5 * item + 4) + 2 * projected + n_q * of_values * item
     # weights and scores, context, merged, projected, residual, output, and their transients
     after = 2 * cells * item + projected + n_q * (2 * of_values + 4 * d_model) * item
     require_memory(
@@ -190,10 +168,3 @@ def require_run_memory(
 
 def _on_device(batch: Batch, config: AttentionConfig) -> tuple[Tensor, Tensor]:
     return torch.from_numpy(batch.ids).to(config.device), torch.from_numpy(batch.positions)
-
-
-def _array(tensor: Tensor) -> npt.NDArray[Any]:
-    """NumPy has no bfloat16: it becomes float32, which holds every bfloat16 exactly."""
-    if tensor.dtype is torch.bfloat16:
-        tensor = tensor.float()
-    return np.ascontiguousarray(tensor.cpu().numpy())
