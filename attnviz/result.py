@@ -28,7 +28,7 @@ from typing import Any, TextIO
 import numpy as np
 import numpy.typing as npt
 
-from attnviz.batch import PAD_SIDES, Batch, positions_of, real_places
+from attnviz.batch import PAD_SIDES, Batch, make_batch, positions_of, real_places
 from attnviz.errors import InputError, printable, why_unreadable
 from attnviz.machine import human_bytes, require_memory
 from attnviz.npy import read_npz
@@ -197,6 +197,22 @@ def from_batches(
         pad_side=queries.pad_side,
         **facts,
     )
+
+
+def batches_of(result: AttentionResult) -> tuple[Batch, Batch]:
+    """The tokens of a result as batches of queries and of keys; one and the same where they are.
+
+    Raises `InputError` when all of them are padding.
+    """
+    sides = [(result.query_tokens, result.query_valid), (result.key_tokens, result.key_valid)]
+    made = []
+    for rows, valid in sides if result.is_cross else sides[:1]:
+        real = [
+            tuple(token for token, is_real in zip(row, places, strict=True) if is_real)
+            for row, places in zip(rows, valid, strict=True)
+        ]
+        made.append(make_batch(real, None, valid.shape[1], result.pad_side))
+    return made[0], made[-1]
 
 
 # ── the saved form ───────────────────────────────────────────────────────────────────────────

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from attnviz.config import AttentionConfig
@@ -83,28 +83,38 @@ def mask_facts(
     return [("masks", f"{', '.join(names)}: {'; '.join(parts)}")]
 
 
-def token_facts(queries: Batch, keys: Batch | None, ascii_only: bool) -> list[Fact]:
-    """Each sequence's tokens with their ids, as they stand in the vocabulary."""
-    if keys is None:
-        return _sequences("sequence", queries, ascii_only)
-    return _sequences("queries", queries, ascii_only) + _sequences("keys", keys, ascii_only)
-
-
-def _sequences(word: str, batch: Batch, ascii_only: bool) -> list[Fact]:
-    number = {token: i for i, token in enumerate(batch.vocabulary)}
+def token_facts(
+    queries: Batch,
+    keys: Batch | None,
+    ascii_only: bool,
+    *,
+    with_ids: bool = True,
+    chosen: Sequence[int] | None = None,
+) -> list[Fact]:
+    """The chosen sequences' tokens, with their ids as they stand in the vocabulary."""
+    sides = [("sequence", queries)] if keys is None else [("queries", queries), ("keys", keys)]
     facts = []
-    for i, tokens in enumerate(batch.tokens):
-        count = _count(len(tokens), "token")
-        if pads := batch.width - len(tokens):
-            count += f" and {pads:,} padding on the {batch.pad_side}"
-        shown = [
-            f"{shorten(visible(token, ascii_only), LONGEST_TOKEN, ascii_only)}/{number[token]}"
-            for token in tokens[:MOST_TOKENS]
-        ]
-        if len(tokens) > MOST_TOKENS:
-            shown.append(f"and {len(tokens) - MOST_TOKENS:,} more")
-        facts.append((f"{word} {i}", f"{count}{': ' if shown else ''}{' '.join(shown)}"))
+    for word, batch in sides:
+        number = {token: i for i, token in enumerate(batch.vocabulary)} if with_ids else {}
+        for i in range(batch.size) if chosen is None else chosen:
+            facts.append((f"{word} {i}", _listed(batch, i, number, ascii_only)))
     return facts
+
+
+def _listed(batch: Batch, i: int, number: Mapping[str, int], ascii_only: bool) -> str:
+    """`3 tokens and 1 padding on the right: The/4 cat/5 sat/6`."""
+    tokens = batch.tokens[i]
+    count = _count(len(tokens), "token")
+    if pads := batch.width - len(tokens):
+        count += f" and {pads:,} padding on the {batch.pad_side}"
+    shown = [
+        shorten(visible(token, ascii_only), LONGEST_TOKEN, ascii_only)
+        + (f"/{number[token]}" if number else "")
+        for token in tokens[:MOST_TOKENS]
+    ]
+    if len(tokens) > MOST_TOKENS:
+        shown.append(f"and {len(tokens) - MOST_TOKENS:,} more")
+    return f"{count}{': ' if shown else ''}{' '.join(shown)}"
 
 
 def _count(n: int, what: str) -> str:

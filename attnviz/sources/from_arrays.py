@@ -197,8 +197,13 @@ def _require_numbers(array: Array) -> None:
         raise InputError(f"holds {printable(array.dtype)}; attention is real numbers")
 
 
+def sizes_in_words(shape: Sequence[int]) -> str:
+    """`[L B H Q K]` as `2 layers, 12 heads, 7 queries × 9 keys`; a single layer goes without."""
+    sizes = dict(zip(AXES, shape, strict=True))
+    return _sizes({k: n for k, n in sizes.items() if n > 1 or k not in "LB"})
+
+
 def _sizes(sizes: dict[str, int]) -> str:
-    """`2 layers, 12 heads, 7 queries × 9 keys`."""
     words = [_count(sizes[letter], AXES[letter]) for letter in "LBH" if letter in sizes]
     queries, keys = _count(sizes["Q"], "query", "queries"), _count(sizes["K"], "key")
     return ", ".join([*words, f"{queries} × {keys}"])

@@ -1,0 +1,208 @@
+"""`attnviz render`: attention that was computed before, by anybody → pictures."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from attnviz.cli.console import remark
+from attnviz.cli.facts import Fact, mask_facts, print_facts, token_facts
+from attnviz.cli.files import RUNS, Staging
+from attnviz.cli.inputs import make_rules
+from attnviz.cli.options import ArrayFlags, LookFlags, MaskFlags, OutputFlags, spread
+from attnviz.cli.outputs import Outputs
+from attnviz.cli.progress import Work
+from attnviz.errors import InputError, printable
+from attnviz.machine import require_memory
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+    from rich.console import Console
+
+    from attnviz.batch import Batch
+    from attnviz.result import AttentionResult
+    from attnviz.sources.from_arrays import BareArray, Places
+
+    Mask = npt.NDArray[np.bool_] | None
+
+EXAMPLES = """Examples:
+
+attnviz render run.npz -o run.html
+
+attnviz render dump.npy --axes "L H Q K" --tokens tokens.json --layers 3 -o layer3.png"""
+
+
+@spread
+def render(
+    file: Annotated[
+        Path,
+        typer.Argument(
+            help="A saved run (.npz .safetensors .json), or an array of attention with 2 to 5 axes "
+            "(.npy .npz .safetensors .pt .pth).",
+            show_default=False,
+        ),
+    ],
+    array: ArrayFlags,
+    masking: MaskFlags,
+    look: LookFlags,
+    output: OutputFlags,
+) -> None:
+    """Draw attention from a file: a saved run, or an array that somebody else made."""
+    look.look()
+    places = output.places()
+    if file == Path("-"):
+        raise InputError("attention is read from files, in parts; save what comes through the pipe")
+    with Work() as work:
+        work.stage("reading")
+        opened = _open(file, array)
+        n_layers, batch, n_heads = opened.shape[:3]
+        pairs, chosen = output.chosen_heads(n_layers, n_heads), output.chosen_sequences(batch)
+        with Staging(output.force) as staging:
+            outputs = Outputs(staging, look, chosen, pairs, (n_layers > 1, batch > 1), work)
+            for path, kind in places:
+                outputs.plan(path, kind)
+            saves = any(kind in RUNS for _, kind in places)
+            everything = range(n_layers), range(batch), range(n_heads)
+            drawn = _numbers(pairs, 0), chosen, _numbers(pairs, 1)
+            result, notices = _read(opened, masking, array.softmax, everything if saves else drawn)
+            _require_drawing_memory(result, len(pairs))
+            work.stage("drawing", outputs.n_pictures)
+            from attnviz.sources.run import Run
+
+            staging.write(outputs.writers(Run(result, ())))
+        if output.quiet:
+            return
+        work.stage("measuring")
+        from attnviz.cli.values import value_remarks
+
+        notices += value_remarks(result, chosen, pairs)
+        if saves and len(pairs) * len(chosen) < n_layers * n_heads * batch:
+            notices.append("a saved run holds everything; --layers, --heads, --sequences draw less")
+    from attnviz.render.console import make_console
+
+    console = make_console()
+    for notice in dict.fromkeys((*opened.notices, *notices, *outputs.notices)):
+        remark(notice)
+    print_facts(console, _facts(opened, result, chosen, array, console))
+    outputs.print_maps(result, console, output.show)
+
+
+@dataclass(frozen=True)
+class _Opened:
+    """What a file turned out to be, and its tokens."""
+
+    found: AttentionResult | BareArray
+    queries: Batch
+    keys: Batch
+    shape: tuple[int, ...]
+    notices: Sequence[str]
+
+
+def _open(file: Path, array: ArrayFlags) -> _Opened:
+    from attnviz.result import AttentionResult, batches_of
+    from attnviz.sources.from_arrays import open_attention, refuse_for_saved_run
+
+    found = open_attention(file, axes=array.axes, attention=array.attention)
+    if isinstance(found, AttentionResult):
+        refuse_for_saved_run(file, array.given)
+        return _Opened(found, *batches_of(found), found.attention.shape, ())
+    queries, keys = found.batches(
+        array.tokens,
+        array.key_tokens,
+        array.lengths_of("lengths"),
+        array.lengths_of("key_lengths"),
+        array.pad_side,
+    )
+    return _Opened(found, queries, keys, found.shape, found.notices)
+
+
+def _read(
+    opened: _Opened, masking: MaskFlags, softmax: bool, wanted: Places
+) -> tuple[AttentionResult, list[str]]:
+    """The attention under the masks that the flags tell, and remarks about them."""
+    from attnviz.result import AttentionResult
+    from attnviz.sources.from_arrays import UNKNOWN
+
+    found = opened.found
+    if isinstance(found, AttentionResult):  # its padding is masked, or is not, as it says
+        masking = replace(masking, padding_mask=bool(masking.padding_mask))
+    allowed, names, notices = _mask(opened, masking)
+    if not isinstance(found, AttentionResult):
+        result = found.read(
+            opened.queries,
+            opened.keys,
+            softmax=softmax,
+            allowed=allowed,
+            masks=names or UNKNOWN,
+            wanted=wanted,
+        )
+    elif allowed is None:
+        result = found
+    else:
+        names = list(dict.fromkeys((*found.masks, *names)))
+        result = replace(found, allowed=found.allowed & allowed, masks=tuple(names))
+    return result, notices
+
+
+def _mask(opened: _Opened, masking: MaskFlags) -> tuple[Mask, list[str], list[str]]:
+    """The mask that the flags tell, None for none; the names of its rules, and remarks."""
+    if not masking.is_set and (masking.padding_mask is False or opened.keys.valid.all()):
+        return None, [], []
+    from attnviz.masks import build
+
+    _, batch, n_heads, n_queries, n_keys = opened.shape
+    rules, notices = make_rules(masking, opened.queries, opened.keys, n_heads)
+    cells = batch * n_queries * n_keys * (n_heads if any(rule.per_head for rule in rules) else 1)
+    require_memory(3 * cells, f"a mask of {batch} × {n_queries} × {n_keys}", "give fewer sequences")
+    allowed = build(rules, batch, n_heads, n_queries, n_keys)
+    names = [rule.name for rule in rules]
+    return None if allowed is None else allowed.numpy(), names, notices
+
+
+def _require_drawing_memory(result: AttentionResult, n: int) -> None:
+    """Raise `InputError` where drawing `n` heads would take more memory than there is."""
+    cells = result.attention.shape[3] * result.attention.shape[4]
+    require_memory(
+        cells * (4 * n + 64),  # float32 of each; measures, kinds and pixels of one
+        f"drawing {n} heads of {result.attention.shape[3]} × {result.attention.shape[4]}",
+        "--layers and --heads choose fewer",
+    )
+
+
+def _facts(
+    opened: _Opened,
+    result: AttentionResult,
+    chosen: Sequence[int],
+    array: ArrayFlags,
+    console: Console,
+) -> list[Fact]:
+    """What was read: where from, its sizes, masks, tokens."""
+    from attnviz.render.console import ascii_only
+    from attnviz.sources.from_arrays import UNKNOWN, sizes_in_words
+
+    queries, keys = opened.queries, opened.keys
+    facts = [
+        ("source", printable(result.source) or "not told"),
+        ("attention", f"{sizes_in_words(opened.shape)}, {result.attention.dtype}"),
+    ]
+    if result.masks == UNKNOWN:
+        told = "--causal, --lengths, --mask and the like tell what is forbidden"
+        facts.append(("masks", f"unknown: a weight of 0 is drawn as 0; {told}"))
+    else:
+        allowed = result.allowed[0] if result.masks else None
+        facts += mask_facts(result.masks, allowed, queries, keys)
+    named = opened.found is result or array.tokens or array.key_tokens
+    if named or not (queries.valid.all() and keys.valid.all()):
+        others = keys if result.is_cross else None
+        facts += token_facts(queries, others, ascii_only(console), with_ids=False, chosen=chosen)
+    return facts
+
+
+def _numbers(pairs: Sequence[tuple[int, int]], place: int) -> list[int]:
+    """The layers (0) or heads (1) of pairs, each once."""
+    return list(dict.fromkeys(pair[place] for pair in pairs))

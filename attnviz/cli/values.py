@@ -1,0 +1,85 @@
+"""What is odd about weights that are drawn, a line each. `attnviz check` looks at everything."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import inf
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from attnviz.errors import printable
+
+if TYPE_CHECKING:
+    from attnviz.result import AttentionResult
+
+TOLERANCE = 0.02
+"""How far from 1 a row may sum: bfloat16 keeps two to three digits."""
+
+
+def value_remarks(
+    result: AttentionResult, sequences: Sequence[int], pairs: Sequence[tuple[int, int]]
+) -> list[str]:
+    """Remarks about the heads of these sequences. Rows of padding mean nothing, and do not count.
+
+    Numbers that are none, weights below 0, rows that do not sum to 1, weight where the mask forbids
+    it; one head is looked at at a time.
+    """
+    odd, lowest, smallest, largest, leak, leak_at = 0, 0.0, inf, -inf, 0.0, ""
+    columns_are_shares = True
+    for sequence in sequences:
+        real, keys = result.query_valid[sequence], result.key_valid[sequence]
+        for layer, head in pairs:
+            weights = result.attention[layer, sequence, head][real].astype(np.float64)
+            mask = result.allowed[layer, sequence]
+            allowed = mask[head if len(mask) > 1 else 0][real]
+            finite = np.isfinite(weights)
+            odd += int((~finite).sum())
+            weights[~finite] = 0
+            lowest = min(lowest, float(weights.min(initial=0)))
+            sums = weights.sum(-1)[finite.all(-1) & allowed.any(-1)]
+            smallest = min(smallest, float(sums.min(initial=inf)))
+            largest = max(largest, float(sums.max(initial=-inf)))
+            columns_are_shares &= bool((abs(weights.sum(0)[keys] - 1) < TOLERANCE).all())
+            weights[allowed | ~keys] = 0
+            if weights.max(initial=0) > leak:
+                leak = float(weights.max())
+                query, key = np.unravel_index(int(weights.argmax()), weights.shape)
+                query = np.flatnonzero(real)[query]
+                leak_at = _place(result, sequence, layer, head, int(query), int(key))
+    remarks = []
+    if odd:
+        remarks.append(f"{odd:,} of the weights are NaN or infinite: they are marked as such")
+    if lowest < 0:
+        remarks.append(
+            f"there are weights below 0, down to {lowest:.3g}: scores become weights by --softmax"
+        )
+    elif max(1 - smallest, largest - 1) > TOLERANCE:
+        rows = f"rows sum to {_range(smallest, largest)}, not to 1"
+        if columns_are_shares:
+            rows += ", and columns do: are Q and K the other way round? --axes says"
+        remarks.append(rows)
+    if leak > 0:
+        names = ", ".join(printable(name) for name in result.masks)
+        remarks.append(f"a leak: {leak:.3g} where the mask ({names}) forbids it, {leak_at}")
+    if remarks:
+        remarks[-1] += "; attnviz check names every place"
+    return remarks
+
+
+def _place(
+    result: AttentionResult, sequence: int, layer: int, head: int, query: int, key: int
+) -> str:
+    parts = [f"layer {layer}"] if result.n_layers > 1 else []
+    parts += [f"sequence {sequence}"] if result.batch_size > 1 else []
+    tokens = result.query_tokens[sequence][query], result.key_tokens[sequence][key]
+    named = " → ".join(
+        f"{what} {i}" + (f" '{printable(token, 24)}'" if token != str(i) else "")
+        for what, i, token in zip(("query", "key"), (query, key), tokens, strict=True)
+    )
+    return ", ".join([*parts, f"head {head}", named])
+
+
+def _range(low: float, high: float) -> str:
+    shown = f"{low:.3g}", f"{high:.3g}"
+    return shown[0] if shown[0] == shown[1] else f"{shown[0]} … {shown[1]}"
