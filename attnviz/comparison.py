@@ -26,6 +26,9 @@ LACKING = 0.01
 """A row whose sum is further than this from 1 is no rounding of a distribution: bfloat16 has steps
 of 0.004 below 1."""
 
+UNKNOWN = ("unknown",)
+"""The masks of an array that came without any word of them; see `attnviz.sources.from_arrays`."""
+
 Array = npt.NDArray[np.float64]
 Mask = npt.NDArray[np.bool_]
 
@@ -62,6 +65,8 @@ class HeadDifference:
     """The head of B: the same number, or its match."""
     bits: float
     """Mean Jensen–Shannon divergence of `rows` query rows; NaN where there is none."""
+    by_sequence: tuple[float, ...]
+    """The same of each chosen sequence."""
     rows: int
     largest: Place | None
     """The largest difference of a cell; None where no row can be compared."""
@@ -129,7 +134,8 @@ def compare(
     """Compare two results over the same tokens, head by head.
 
     Each may be a result or an array, `[L B H Tq Tk]` or without its first axes; an array has the
-    tokens and masks of the other one, or their numbers and none.
+    tokens of the other one, or their numbers, and what the other's mask forbids is no difference
+    while the array gives it no weight.
 
     A head's distance is the mean Jensen–Shannon divergence, in bits, over the rows of real queries
     that may see something in A or in B. A row that sums to 1, but for rounding, is divided by its
@@ -191,7 +197,7 @@ def as_results(
 
 
 def _like(known: AttentionResult, array: npt.ArrayLike) -> AttentionResult:
-    """An array as a result with the tokens and masks of another."""
+    """An array as a result with the tokens of another."""
     weights = _with_all_axes(array)
     if weights.shape != known.attention.shape:
         axes = ("L", "B", "H", "Tq", "Tk")
@@ -200,11 +206,11 @@ def _like(known: AttentionResult, array: npt.ArrayLike) -> AttentionResult:
             for shape in (weights.shape, known.attention.shape)
         )
         raise InputError(f"an array is [{given}]; [{expected}] is expected, as the other has")
-    return replace(known, attention=weights, kept={})
+    return replace(known, attention=weights, masks=UNKNOWN, kept={})
 
 
 def _numbered(array: npt.ArrayLike) -> AttentionResult:
-    """An array as a result whose tokens are their positions, without a mask."""
+    """An array as a result whose tokens are their positions, and whose mask is unknown."""
     weights = _with_all_axes(array)
     layers, batch, _, queries, keys = weights.shape
     return AttentionResult(
@@ -214,6 +220,7 @@ def _numbered(array: npt.ArrayLike) -> AttentionResult:
         key_tokens=(tuple(map(str, range(keys))),) * batch,
         lengths=np.full(batch, queries),
         key_lengths=np.full(batch, keys),
+        masks=UNKNOWN,
     )
 
 
@@ -350,6 +357,14 @@ def _rows(result: AttentionResult, layer: int, sequence: int, head: int, block: 
     return _Rows(within, allowed[:, keys], np.asarray(allowed.any(-1)), within.sum(-1), on_padding)
 
 
+def _told(result: AttentionResult, rows: _Rows, others: _Rows) -> _Rows:
+    """Rows of an array whose mask nobody knows: what the other forbids and it gives no weight."""
+    if result.masks != UNKNOWN:
+        return rows
+    allowed = others.allowed | (rows.weights != 0)
+    return replace(rows, allowed=allowed, sees=others.sees | allowed.any(-1))
+
+
 def _blocks(a: AttentionResult, b: AttentionResult, sequence: int, heads: int) -> Iterator[slice]:
     """Blocks of real rows, of which `heads` heads together have `BLOCK` weights at most."""
     rows = int(a.query_valid[sequence].sum())
@@ -362,11 +377,13 @@ def _compare_heads(
     sides: tuple[_Side, _Side], layer: int, head: int, other: int, sequences: Sequence[int]
 ) -> HeadDifference:
     a, b = (side.result for side in sides)
-    bits, rows, only_a, only_b, size = 0.0, 0, 0, 0, -1.0
+    bits, rows = np.zeros(len(sequences)), np.zeros(len(sequences), dtype=np.int64)
+    only_a, only_b, size = 0, 0, -1.0
     largest = broken = None
-    for s in sequences:
+    for i, s in enumerate(sequences):
         for block in _blocks(a, b, s, 1):
             in_a, in_b = _rows(a, layer, s, head, block), _rows(b, layer, s, other, block)
+            in_a, in_b = _told(a, in_a, in_b), _told(b, in_b, in_a)
             place = partial(_place, a, (layer, head, other), s, block.start, in_a, in_b)
             odd = ~(np.isfinite(in_a.weights) & np.isfinite(in_b.weights))
             if broken is None and odd.any():
@@ -377,14 +394,16 @@ def _compare_heads(
                 size = float(gaps.max())
                 largest = place(int(gaps.argmax()))
             distances = _distances(in_a, in_b)
-            bits += float(np.nansum(distances))
-            rows += int((~np.isnan(distances)).sum())
+            bits[i] += np.nansum(distances)
+            rows[i] += (~np.isnan(distances)).sum()
             only_a += int((in_a.allowed & ~in_b.allowed).sum())
             only_b += int((in_b.allowed & ~in_a.allowed).sum())
             sides[0].note(in_a)
             sides[1].note(in_b)
-    mean = bits / rows if rows else float("nan")
-    return HeadDifference(layer, head, other, mean, rows, largest, broken, only_a, only_b)
+    with np.errstate(invalid="ignore"):  # a mean of no rows
+        means = [float(mean) for mean in (bits.sum() / rows.sum(), *(bits / rows))]
+    places = layer, head, other, means[0], tuple(means[1:]), int(rows.sum()), largest, broken
+    return HeadDifference(*places, only_a, only_b)
 
 
 def _place(
@@ -460,14 +479,13 @@ def _mask_notes(
     found: Sequence[HeadDifference], a: AttentionResult, b: AttentionResult
 ) -> Iterator[str]:
     only_a, only_b = sum(head.only_a for head in found), sum(head.only_b for head in found)
+    names = [", ".join(result.masks) or "none" for result in (a, b)]
     if only_a or only_b:
-        names = [", ".join(result.masks) or "none" for result in (a, b)]
         yield (
             f"the masks differ: {_count(only_a, 'cell')} allowed in A only, "
             f"{only_b:,} in B only (masks of A: {names[0]}; of B: {names[1]})"
         )
-    elif set(a.masks) != set(b.masks):
-        names = [", ".join(result.masks) or "none" for result in (a, b)]
+    elif set(a.masks) != set(b.masks) and UNKNOWN not in (a.masks, b.masks):
         yield f"the masks have other names (A: {names[0]}; B: {names[1]}) and allow the same"
 
 

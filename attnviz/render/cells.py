@@ -97,8 +97,6 @@ class Brush:
 
     colours = COLOURS
     """Palette entries that weights have, from the first one on."""
-    form = "{:.2f}"
-    """How a weight is written into its cell."""
 
     def __init__(self, height: int, width: int, pool: int, dpi: int, top: float) -> None:
         self.height, self.width, self.pool, self.top = height, width, pool, top
@@ -117,6 +115,10 @@ class Brush:
         with np.errstate(over="ignore"):
             steps = pooled(weights, self.pool) * (self.colours / self.top)
             return np.clip(steps, 0, self.colours - 1).astype(np.uint8)
+
+    def written(self, weight: float) -> str:
+        """What is written into a cell."""
+        return f"{weight:.2f}"
 
     def _overlay(self, verdicts: Verdicts) -> tuple[npt.NDArray[np.bool_], Indices]:
         """Patterns over cells that are no weights, kept for the next head with the same mask."""

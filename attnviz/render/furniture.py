@@ -396,14 +396,15 @@ def numbers(
 
     `brush` must not pool.
     """
-    size = min(10.0, cell_w * 0.36, cell_h * 0.6)
     inks = contrasting(palette(sheet.look))[brush.shades(head.weights)]
     found = np.argwhere(head.verdicts.kinds == WEIGHT)
+    longest = max((len(brush.written(head.weights[q, k])) for q, k in found.tolist()), default=4)
+    size = min(10.0, cell_w * 1.44 / max(longest, 4), cell_h * 0.6)
     return [
         Number(
             left + (k + 0.5) * cell_w,
             top + (q + 0.5) * cell_h,
-            brush.form.format(head.weights[q, k]),
+            brush.written(head.weights[q, k]),
             size,
             (255, 255, 255) if inks[q, k] else (0, 0, 0),
         )
