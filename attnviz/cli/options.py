@@ -147,17 +147,9 @@ class LayerFlags:
 
 
 @dataclass(frozen=True)
-class MaskFlags:
-    """Who may look at whom; the rules combine by "and"."""
+class RuleFlags:
+    """Who may look at whom, padding apart; the rules combine by "and"."""
 
-    padding_mask: Annotated[
-        bool | None,
-        optional(
-            "--padding-mask/--no-padding-mask",
-            panel=MASK,
-            help="Nobody looks at padding (on where there is any).",
-        ),
-    ] = None
     causal: Annotated[bool, flag("--causal", panel=MASK, help="Nobody looks at later tokens.")] = (
         False
     )
@@ -194,11 +186,40 @@ class MaskFlags:
         if self.prefix is not None:
             check_size("--prefix", self.prefix)
 
+
+@dataclass(frozen=True)
+class MaskFlags(RuleFlags):
+    """Who may look at whom, where the padding is known from the text."""
+
+    padding_mask: Annotated[
+        bool | None,
+        optional(
+            "--padding-mask/--no-padding-mask",
+            panel=MASK,
+            help="Nobody looks at padding (on where there is any).",
+        ),
+    ] = None
+
     @property
     def is_set(self) -> bool:
         """Whether any rule is asked for."""
         asked = (self.padding_mask, self.causal, self.window, self.prefix, self.segments, self.mask)
         return any(asked)
+
+
+@dataclass(frozen=True)
+class ObeyedFlags(RuleFlags):
+    """The masks that attention from a file should obey."""
+
+    padding_mask: Annotated[
+        Path | None,
+        optional(
+            "--padding-mask",
+            panel=MASK,
+            help="Which keys are real, [B Tk], 1 for a real one (0 with --mask-means drop): .npy, "
+            ".npz, .csv or .txt. Or give --lengths.",
+        ),
+    ] = None
 
 
 @dataclass(frozen=True)
@@ -371,7 +392,7 @@ class OutputFlags:
         return choose("--sequences", self.sequences, n, "sequences")
 
 
-GROUPS = (InputFlags, LayerFlags, MaskFlags, ArrayFlags, LookFlags, OutputFlags)
+GROUPS = (InputFlags, LayerFlags, MaskFlags, ObeyedFlags, ArrayFlags, LookFlags, OutputFlags)
 
 
 def spread(function: Callable[..., None]) -> Callable[..., None]:
