@@ -31,7 +31,7 @@ import numpy.typing as npt
 from attnviz.batch import PAD_SIDES, Batch, make_batch, positions_of, real_places
 from attnviz.errors import InputError, printable, why_unreadable
 from attnviz.machine import human_bytes, require_memory
-from attnviz.npy import read_npz
+from attnviz.npy import MAPPED_FROM, names_in_safetensors, read_npz, read_safetensors
 
 FORMAT, VERSION = "attnviz.run", 1
 
@@ -221,6 +221,7 @@ def batches_of(result: AttentionResult) -> tuple[Batch, Batch]:
 def save_npz(result: AttentionResult, path: Path) -> None:
     """Write an uncompressed `.npz`; the same result gives the same bytes."""
     arrays = {"metadata": np.array(_compact(result.metadata())), **result.arrays()}
+    _make_way(path)
     with path.open("wb") as stream:
         np.savez(stream, allow_pickle=False, **arrays)
 
@@ -229,8 +230,13 @@ def save_safetensors(result: AttentionResult, path: Path) -> None:
     """Write a `.safetensors` file; the same result gives the same bytes."""
     from safetensors.numpy import save
 
+    size = sum(array.nbytes for array in result.arrays().values())
+    what = f"a .safetensors file of {human_bytes(size)}"
+    require_memory(3 * size, what, "save the run as .npz, which is written in parts")
     arrays = {name: np.ascontiguousarray(array) for name, array in result.arrays().items()}
-    path.write_bytes(save(arrays, metadata={"attnviz": _compact(result.metadata())}))
+    data = save(arrays, metadata={"attnviz": _compact(result.metadata())})
+    _make_way(path)
+    path.write_bytes(data)
 
 
 def save_json(result: AttentionResult, path: Path) -> None:
@@ -239,6 +245,7 @@ def save_json(result: AttentionResult, path: Path) -> None:
     A float has the shortest digits that give the same number of its dtype back; NaN and infinity
     are null.
     """
+    _make_way(path)
     with path.open("w", encoding="ascii", newline="\n") as stream:
         stream.write(_compact(result.metadata())[:-1])
         for name, array in result.arrays().items():
@@ -247,11 +254,20 @@ def save_json(result: AttentionResult, path: Path) -> None:
         stream.write("}\n")
 
 
+def _make_way(path: Path) -> None:
+    """Take a large file at `path` away before it is written anew: a run that was loaded from it is
+    mapped, and would lose its numbers if they were overwritten in place."""
+    place = path.resolve()
+    if place.is_file() and place.stat().st_size >= MAPPED_FROM:
+        place.unlink()
+
+
 def load(path: Path | str) -> AttentionResult:
     """Read a saved run by its suffix: `.npz`, `.safetensors` or `.json`. No pickle is loaded.
 
-    Raises `InputError` for a file that is not a saved run, or of a newer version. null in a JSON
-    file comes back as NaN.
+    Arrays of a large file are mapped, read-only: numbers are read when they are looked at. Raises
+    `InputError` for a file that is not a saved run, or of a newer version. null in a JSON file
+    comes back as NaN.
     """
     path = Path(path)
     shown = printable(path)
@@ -286,16 +302,10 @@ def _load_npz(path: Path) -> tuple[dict[str, Array], object]:
 
 
 def _load_safetensors(path: Path) -> tuple[dict[str, Array], object]:
-    from safetensors import safe_open
-
-    size = path.stat().st_size
-    require_memory(size, f"is a run of {human_bytes(size)}, which", "keep fewer tensors")
-    with safe_open(path, framework="numpy") as archive:
-        metadata = (archive.metadata() or {}).get("attnviz")
-        if metadata is None:
-            raise InputError("is not a saved run: it has no metadata")
-        names = list(archive.keys())
-        return {name: archive.get_tensor(name) for name in names}, json.loads(metadata)
+    metadata = names_in_safetensors(path)[1].get("attnviz")
+    if metadata is None:
+        raise InputError("is not a saved run: it has no metadata")
+    return dict(read_safetensors(path)), json.loads(metadata)
 
 
 def _load_json(path: Path) -> tuple[dict[str, Array], object]:

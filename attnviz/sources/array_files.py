@@ -1,12 +1,11 @@
 """Files of arrays: `.npy`, `.npz`, `.safetensors`, `.pt`. Nothing is unpickled but tensors.
 
 What a file holds is mapped, not read, as far as its form allows: numbers come into memory when
-they are looked at. bfloat16, which NumPy lacks, stays as two bytes a number, dtype `BFLOAT16`.
+they are looked at.
 """
 
 from __future__ import annotations
 
-import json
 import re
 import zipfile
 from collections.abc import Callable, Iterable, Mapping
@@ -18,32 +17,19 @@ import numpy.typing as npt
 
 from attnviz.errors import InputError, printable
 from attnviz.machine import human_bytes, require_memory
-from attnviz.npy import map_npy, mapped, names_in_npz, read_npz
+from attnviz.npy import (
+    BFLOAT16,
+    map_npy,
+    names_in_npz,
+    names_in_safetensors,
+    read_npz,
+    read_safetensors,
+)
 
 Array = npt.NDArray[Any]
 
 Arrays = Array | list[Array]
 """One array, or one for each layer."""
-
-BFLOAT16 = np.dtype("V2")
-"""bfloat16 as bytes; `np.save` of an ml_dtypes array, as JAX has them, writes the same."""
-
-SAFETENSORS = {
-    "F64": "<f8",
-    "F32": "<f4",
-    "F16": "<f2",
-    "BF16": "V2",
-    "I64": "<i8",
-    "I32": "<i4",
-    "I16": "<i2",
-    "I8": "i1",
-    "U64": "<u8",
-    "U32": "<u4",
-    "U16": "<u2",
-    "U8": "u1",
-    "BOOL": "?",
-}
-"""Types of numbers by the names that safetensors gives them."""
 
 MOST_ARRAYS = 10_000
 MOST_NAMES = 8
@@ -75,28 +61,10 @@ def _read_npz(path: Path, wanted: str | None) -> tuple[Arrays, str]:
 
 
 def _read_safetensors(path: Path, wanted: str | None) -> tuple[Arrays, str]:
-    from safetensors import SafetensorError, safe_open
-
-    try:
-        with safe_open(path, framework="numpy") as archive:  # finds whatever is wrong with it
-            groups = _layers_together(archive.keys())
-    except SafetensorError as error:
-        raise InputError(f"is no .safetensors file, or a damaged one: {printable(error)}") from None
+    groups = _layers_together(names_in_safetensors(path)[0])
     name = _chosen(groups, wanted)
-    with path.open("rb") as file:
-        length = int.from_bytes(file.read(8), "little")
-        entries = json.loads(file.read(length))
-        layers = []
-        for member in groups[name]:
-            entry = entries[member]
-            if entry["dtype"] not in SAFETENSORS:
-                raise InputError(
-                    f"holds {printable(member)} as {printable(entry['dtype'])}; "
-                    f"known are {', '.join(SAFETENSORS)}"
-                )
-            dtype = np.dtype(SAFETENSORS[entry["dtype"]])
-            start = 8 + length + entry["data_offsets"][0]
-            layers.append(mapped(file, start, tuple(entry["shape"]), False, dtype))
+    tensors = read_safetensors(path, groups[name])
+    layers = [tensors[member] for member in groups[name]]
     return (layers if len(layers) > 1 else layers[0]), name
 
 
@@ -138,15 +106,7 @@ def is_saved_run(path: Path) -> bool:
     if suffix == ".npz":
         return {"metadata", "attention"} <= set(names_in_npz(path, MOST_ARRAYS))
     if suffix == ".safetensors":
-        from safetensors import SafetensorError, safe_open
-
-        try:
-            with safe_open(path, framework="numpy") as archive:
-                return "attnviz" in (archive.metadata() or {})
-        except SafetensorError as error:
-            raise InputError(
-                f"is no .safetensors file, or a damaged one: {printable(error)}"
-            ) from None
+        return "attnviz" in names_in_safetensors(path)[1]
     return suffix == ".json"
 
 

@@ -20,8 +20,9 @@ import numpy.typing as npt
 from attnviz.batch import Batch
 from attnviz.errors import InputError, printable, why_unreadable
 from attnviz.machine import free_memory, require_memory
+from attnviz.npy import BFLOAT16
 from attnviz.result import FLOATS, AttentionResult, from_batches, load
-from attnviz.sources.array_files import BFLOAT16, READERS, Array, Arrays, is_saved_run, read_arrays
+from attnviz.sources.array_files import READERS, Array, Arrays, is_saved_run, read_arrays
 from attnviz.sources.token_rows import Given, Side, token_batches
 
 AXES = {"L": "layer", "B": "sequence", "H": "head", "Q": "query", "K": "key"}
