@@ -114,15 +114,15 @@ def heatmaps(
         write(console, Text("no tokens: there is nothing to draw"))
         return
     shown = _shown(result, sequence, heads, ascii_only(console))
-    plan = _plan(shown, console)
+    plan = plan_for(shown, console)
     if plan.cell == 1:  # room is short: padding has nothing to say
         shown = shown.without_padding()
-        plan = _plan(shown, console)
+        plan = plan_for(shown, console)
     maps = [head.pooled(plan.pool_queries, plan.pool_keys) for head in shown.maps]
     largest = max(float(head.weights.max(initial=0.0)) for head in maps)
     ink = _ink(console, cmap, (largest or 1.0) if vmax is None else vmax, plan.cell)
     titles = _titles(result, sequence, heads, plan, len(maps[0].kinds[0]))
-    write(console, *_pictures(shown, maps, titles, plan, ink, console.width))
+    write(console, *side_by_side(shown, maps, titles, plan, ink, console.width))
     write(console, *_legend(result, sequence, shown, maps, plan, ink, console.width))
 
 
@@ -205,6 +205,12 @@ class Shown:
 def _shown(
     result: AttentionResult, sequence: int, heads: Sequence[tuple[int, int]], plain: bool
 ) -> Shown:
+    maps = tuple(_map(result, sequence, *at) for at in heads)
+    return Shown(maps, *sides_of(result, sequence, plain))
+
+
+def sides_of(result: AttentionResult, sequence: int, plain: bool) -> tuple[Side, Side]:
+    """The queries and the keys of one sequence; in ASCII where it is `plain`."""
     queries, keys = (
         Side(tuple(visible(token, plain) for token in tokens[sequence]), at[sequence], valid)
         for tokens, at, valid in (
@@ -212,7 +218,7 @@ def _shown(
             (result.key_tokens, result.key_positions, result.key_valid[sequence]),
         )
     )
-    return Shown(tuple(_map(result, sequence, *at) for at in heads), queries, keys)
+    return queries, keys
 
 
 def _map(result: AttentionResult, sequence: int, layer: int, head: int) -> Map:
@@ -254,7 +260,7 @@ class Plan:
         return self.pool_queries * (2 if self.half else 1)
 
 
-def _plan(shown: Shown, console: Console) -> Plan:
+def plan_for(shown: Shown, console: Console) -> Plan:
     """Two columns a cell and a label a row where that fits, else less: see the module."""
     queries, keys = len(shown.queries), len(shown.keys)
     half = has_color(console) and not ascii_only(console)
@@ -344,7 +350,7 @@ def _ink(console: Console, cmap: str, top: float, cell: int) -> Ink:
         glyphs = (*ramp, *marks)
         return Ink(plain, top, len(ramp), glyphs, (Style(),) * len(glyphs), (None,) * len(glyphs))
     if console.color_system in ("truecolor", "256"):
-        colors, tones = _colors(color_table(cmap), few=console.color_system == "256")
+        colors, tones = colors_of(color_table(cmap), few=console.color_system == "256")
     else:
         colors = [Color.parse(name) for name in SIXTEEN]
         tones = [Color.parse(name) if name else None for name in SIXTEEN_TONES]
@@ -354,7 +360,7 @@ def _ink(console: Console, cmap: str, top: float, cell: int) -> Ink:
     return Ink(plain, top, len(colors), glyphs, tuple(styles), (*colors, *tones))
 
 
-def _colors(table: npt.NDArray[np.float64], few: bool) -> tuple[list[Color], list[Color | None]]:
+def colors_of(table: npt.NDArray[np.float64], few: bool) -> tuple[list[Color], list[Color | None]]:
     """The map's colours from 0 to the top, and for each mark one that is far from all of these."""
     tones: list[Color | None] = []
     for choices in TONES:
@@ -395,7 +401,7 @@ def color_table(cmap: str) -> npt.NDArray[np.float64]:
 # ── lines ────────────────────────────────────────────────────────────────────────────────────
 
 
-def _pictures(
+def side_by_side(
     shown: Shown,
     maps: Sequence[Map],
     titles: Sequence[str],
@@ -514,7 +520,7 @@ def _legend(
         if kind == FORBIDDEN and names:
             words += f" by {', '.join(map(printable, names))}"
         words = notation(f" {words}", ink.ascii_only)
-        pieces.append(_sample(ink, ink.levels + kind, plan).append(words))
+        pieces.append(sample_of(ink, ink.levels + kind, plan).append(words))
     remarks = (
         "rows: queries",
         "columns: keys",
@@ -533,7 +539,7 @@ def _scale(ink: Ink, width: int) -> Text:
     return Text.assemble(f"0 {left}", *map(ink.cell, codes), f"{right} {ink.top:.4g}")
 
 
-def _sample(ink: Ink, code: int, plan: Plan) -> Text:
+def sample_of(ink: Ink, code: int, plan: Plan) -> Text:
     """The mark, and where two rows share a line, also how it looks beside a weight."""
     if plan.half and ink.pixels[code]:
         return Text.assemble(ink.cell(code), ("▄", Style(color=ink.pixels[code])))
