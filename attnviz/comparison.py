@@ -196,6 +196,25 @@ def as_results(
     return _numbered(a), _numbered(b)
 
 
+def with_tokens_of(array: AttentionResult, known: AttentionResult, name: str) -> AttentionResult:
+    """A bare array as a result with the tokens, and the padding, of another; `name` is A or B."""
+    sizes = [(n.attention.shape[1], *n.attention.shape[3:]) for n in (array, known)]
+    if sizes[0] != sizes[1]:
+        given, expected = ("{} × {} × {}".format(*size) for size in sizes)
+        raise InputError(
+            f"{name} has sequences × queries × keys {given}, and the other {expected}; both must "
+            "be over the same tokens"
+        )
+    return replace(
+        array,
+        query_tokens=known.query_tokens,
+        key_tokens=known.key_tokens,
+        lengths=known.lengths,
+        key_lengths=known.key_lengths,
+        pad_side=known.pad_side,
+    )
+
+
 def _like(known: AttentionResult, array: npt.ArrayLike) -> AttentionResult:
     """An array as a result with the tokens of another."""
     weights = _with_all_axes(array)

@@ -400,7 +400,7 @@ def spread(function: Callable[..., None]) -> Callable[..., None]:
     hints = get_type_hints(function, include_extras=True)
     parameters: list[inspect.Parameter] = []
     for name, parameter in inspect.signature(function).parameters.items():
-        if hints[name] in GROUPS:
+        if _is_group(hints[name]):
             flags = get_type_hints(hints[name], include_extras=True)
             parameters += [
                 inspect.Parameter(
@@ -415,7 +415,7 @@ def spread(function: Callable[..., None]) -> Callable[..., None]:
         groups = {
             name: hint(**{field.name: flags.pop(field.name) for field in dataclasses.fields(hint)})
             for name, hint in hints.items()
-            if hint in GROUPS
+            if _is_group(hint)
         }
         function(**groups, **flags)
 
@@ -423,6 +423,10 @@ def spread(function: Callable[..., None]) -> Callable[..., None]:
     command.__annotations__ = {p.name: p.annotation for p in parameters}
     command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     return command
+
+
+def _is_group(hint: object) -> bool:
+    return isinstance(hint, type) and issubclass(hint, GROUPS)
 
 
 def choose(flag: str, wanted: str | None, n: int, what: str) -> list[int]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from math import isfinite, isnan
+from math import floor, isfinite, isnan, log10
 from typing import TYPE_CHECKING, Any
 
 from rich.text import Text
@@ -60,10 +60,16 @@ def _about(result: AttentionResult) -> str:
 def print_comparison(comparison: Comparison, console: Console, top: int) -> None:
     """Print the `top` heads that changed most, each with its largest difference of a weight."""
     paper = Paper.of(console)
-    heads = comparison.heads[:top]
-    of = f" of {len(comparison.heads):,}" if len(heads) < len(comparison.heads) else ""
-    title = "the heads that changed most" if len(comparison.heads) > 1 else "the head"
-    title += f": {len(heads)}{of}" if of else ""
+    changed = [head for head in comparison.heads if head.broken or head.difference != 0]
+    same = len(comparison.heads) - len(changed)
+    if same:
+        said = f"{_count(same, 'head')} in which no weight differs"
+        write(console, *flow([paper.text(said)], paper.width, "  "))
+    if not changed:
+        return
+    heads = changed[:top]
+    title = "heads that changed, the most first"
+    title += f": {len(heads):,} of {len(changed):,}" if len(heads) < len(changed) else ""
     write(console, *flow([paper.text(title, "bold")], paper.width, "  "))
     longest = max((head.bits for head in heads if not isnan(head.bits)), default=0.0)
     table = [_row(comparison, head, rank, longest, paper) for rank, head in enumerate(heads, 1)]
@@ -95,17 +101,22 @@ def _row(
         which = "A" if not isfinite(head.broken.a) else "B"
         where = place_name(comparison, head.broken, paper.ascii_only)
         return [*row, Text(), Text(), Text(), paper.text(f"{which} is no number at {where}", "red")]
-    if head.largest is None or not head.largest.difference:
-        said = "no rows to compare" if head.largest is None else "no weight differs"
-        return [*row, Text(), Text(), Text(), Text(said, "dim")]
     place = head.largest
+    if place is None:
+        return [*row, Text(), Text(), Text(), Text("no rows to compare", "dim")]
+    a, b = (f"{value:.{_decimals(place)}f}" for value in (place.a, place.b))
     return [
         *row,
         paper.text(signed(place.difference), MORE if place.difference > 0 else LESS),
-        Text(f"{place.a:.3g}"),
-        Text(f"{place.b:.3g}"),
+        Text(a),
+        Text(b),
         paper.text(place_name(comparison, place, paper.ascii_only)),
     ]
+
+
+def _decimals(place: Place) -> int:
+    """As many as show the first two digits of the difference."""
+    return min(max(2 - floor(log10(abs(place.difference))), 3), 16)
 
 
 def head_name(comparison: Comparison, head: HeadDifference) -> str:

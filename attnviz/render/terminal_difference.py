@@ -133,7 +133,7 @@ def _legend(
     drawn: cells.Head, shown: Shown, one: Map, plan: Plan, ink: SignedInk, width: int
 ) -> list[Text]:
     """The scale, each mark that occurs, and what was done to make it fit."""
-    steps = max(min(ink.levels, 17, (width - 20) // plan.cell), 3)
+    steps = max(min(ink.levels, 19, (width - 20) // plan.cell), 3)
     codes = [round(i * (ink.levels - 1) / (steps - 1)) for i in range(steps)]
     left, right = ("", "") if ink.colored else ("[", "]")
     ends = [notation(signed(end), ink.ascii_only) for end in (-ink.top, ink.top)]
