@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from attnviz.attention import MultiHeadAttention, scaled_dot_product_attention
+    from attnviz.checks import assert_attention, check
     from attnviz.comparison import compare
     from attnviz.config import AttentionConfig
     from attnviz.result import AttentionResult, load
@@ -21,7 +22,9 @@ __all__ = [
     "AttentionConfig",
     "AttentionResult",
     "MultiHeadAttention",
+    "assert_attention",
     "capture",
+    "check",
     "compare",
     "load",
     "scaled_dot_product_attention",
@@ -31,7 +34,9 @@ _HOMES = {
     "AttentionConfig": "attnviz.config",
     "AttentionResult": "attnviz.result",
     "MultiHeadAttention": "attnviz.attention",
+    "assert_attention": "attnviz.checks",
     "capture": "attnviz.sources.capturing",
+    "check": "attnviz.checks",
     "compare": "attnviz.comparison",
     "load": "attnviz.result",
     "scaled_dot_product_attention": "attnviz.attention",

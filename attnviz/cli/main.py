@@ -18,7 +18,7 @@ gc.disable()
 import typer  # noqa: E402
 
 from attnviz import __version__  # noqa: E402
-from attnviz.cli import compare, explain, render, run, shapes  # noqa: E402
+from attnviz.cli import check, compare, explain, render, run, shapes  # noqa: E402
 from attnviz.errors import AttnvizError, printable  # noqa: E402
 
 app = typer.Typer(
@@ -32,6 +32,7 @@ app = typer.Typer(
 app.command("run", epilog=run.EXAMPLES)(run.run)
 app.command("shapes", epilog=shapes.EXAMPLES)(shapes.shapes)
 app.command("render", epilog=render.EXAMPLES)(render.render)
+app.command("check", epilog=check.EXAMPLES, cls=check.ManyAfterOne)(check.check)
 app.command("compare", epilog=compare.EXAMPLES)(compare.compare)
 app.command("explain", epilog=explain.EXAMPLES)(explain.explain)
 
