@@ -11,7 +11,7 @@ from attnviz.comparison import Comparison, HeadDifference, Place
 from attnviz.errors import printable
 from attnviz.render.console import flow, write
 from attnviz.render.tables import Paper, grid, widest
-from attnviz.render.tokens import shorten, visible
+from attnviz.render.tokens import shorten, signed, visible
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -136,11 +136,6 @@ def place_name(comparison: Comparison, place: Place, ascii_only: bool = False) -
     ]
     where = f"sequence {place.sequence}: " if comparison.a.batch_size > 1 else ""
     return f"{where}{' → '.join(named)}"
-
-
-def signed(value: float) -> str:
-    """`+0.12` or `−0.12`."""
-    return f"{value:+.3g}".replace("-", "−", 1)
 
 
 def verdict(comparison: Comparison, tolerance: float | None) -> str:

@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from attnviz.comparison import UNKNOWN, Comparison, HeadDifference
+from attnviz.machine import require_memory
 from attnviz.render.cells import (
     FORBIDDEN,
     NOT_A_NUMBER,
@@ -50,6 +51,7 @@ from attnviz.render.labels import prose
 from attnviz.render.look import Look
 from attnviz.render.overview import overview_sheet
 from attnviz.render.sheet import COLOURS, Indices, Picture, Sheet, Text, tone_index
+from attnviz.render.tokens import signed
 from attnviz.result import AttentionResult
 
 WEIGHTS = 99
@@ -62,6 +64,9 @@ ONLY_A, ONLY_B = 4, 5
 """Kinds of cells beside those of `cells`: one mask allows them, the other forbids them."""
 
 ONE_MASK = ((ONLY_A, "allowed in A only"), (ONLY_B, "allowed in B only"))
+
+CELL_BYTES = 6
+"""Of a difference as float32, what kind of cell it is, and whether it is drawn."""
 
 DIVERGING = {
     "light": "053061 2166ac 4393c3 92c5de d1e5f0 f7f7f7 fddbc7 f4a582 d6604d b2182b 67001f",
@@ -256,6 +261,12 @@ class Differences(Subject):
         self._b = cropped(comparison.b, sequence)
         self._found = {(head.layer, head.head): head for head in comparison.heads}
         self._at = comparison.sequences.index(sequence)
+        n_queries, n_keys = comparison.a.attention.shape[3:]
+        require_memory(
+            len(self._found) * n_queries * n_keys * CELL_BYTES,
+            f"a picture of {count(len(self._found), 'difference')} of {n_queries} × {n_keys}",
+            "choose fewer with --layers and --heads",
+        )
         super().__init__(
             cropped(comparison.a, sequence), 0, TwoMaps.of(look), sorted(self._found), 14
         )
@@ -334,11 +345,6 @@ def facts(comparison: Comparison, sequence: int, names: tuple[str, str]) -> list
 def furthest(differences: npt.NDArray[Any]) -> float:
     """The one that is furthest from 0."""
     return float(differences.flat[int(np.abs(differences).argmax())])
-
-
-def signed(value: float, digits: int) -> str:
-    """`+0.12`, `−0.12` or `0`, with so many digits."""
-    return f"{value:+.{digits}g}".replace("-", "−", 1) if value else "0"
 
 
 def difference_bar(

@@ -17,7 +17,7 @@ from rich.text import Text
 
 from attnviz.comparison import Comparison, HeadDifference
 from attnviz.render import cells
-from attnviz.render.comparison_report import head_name, signed
+from attnviz.render.comparison_report import head_name
 from attnviz.render.console import ascii_only, flow, has_color, write
 from attnviz.render.difference import ONLY_A, ONLY_B, DifferentHeads, cropped, diverging
 from attnviz.render.terminal import (
@@ -41,7 +41,7 @@ from attnviz.render.terminal import (
     side_by_side,
     sides_of,
 )
-from attnviz.render.tokens import notation
+from attnviz.render.tokens import notation, signed
 
 RAMPS = {
     1: ("=", "-", " ", "+", "#"),

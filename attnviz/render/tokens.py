@@ -187,6 +187,13 @@ _NOTATION = {
 }
 
 
+def signed(value: float, digits: int = 3) -> str:
+    """`+0.12`, `−0.12` or `0`, with so many digits."""
+    if not value:
+        return "0"
+    return f"{'−' if value < 0 else '+'}{abs(value):.{digits}g}"
+
+
 def notation(text: str, ascii_only: bool) -> str:
     """Our own words and formulas, spelled in ASCII where the terminal has no more.
 
