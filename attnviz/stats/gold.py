@@ -1,0 +1,102 @@
+"""Heads against a gold annotation: does the word that a head looks at most stand in a relation?"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Self
+
+import numpy as np
+
+from attnviz.stats.block import Block, Floats, Ints
+from attnviz.stats.sums import Accumulator, ratio
+
+ANY = ""
+"""The label of pairs that have none."""
+
+
+@dataclass(frozen=True)
+class Annotation:
+    """The pairs (from word, to word, label) of a document, and the word of each of its tokens.
+
+    A token of no word (special tokens) has -1.
+    """
+
+    pairs: tuple[tuple[int, int, str], ...]
+    words: tuple[int, ...]
+
+
+class Gold(Accumulator):
+    """The share of pairs whose second word is the one that a head looks at most from the first.
+
+    As Clark et al. 2019, section 4.1: the weight to a word of several tokens is the sum over
+    them, that from it the mean; special tokens are no words. A word's weight on itself does not
+    count, since no word stands in a relation to itself. Beside each head stands the best fixed
+    offset (section 4.2 there; Voita et al. 2019, section 5.2.1): the word at that distance.
+    """
+
+    needs_whole = True
+
+    def __init__(
+        self, n_layers: int, n_heads: int, annotations: Mapping[int, Annotation] | None = None
+    ) -> None:
+        super().__init__(n_layers, n_heads)
+        self.annotations = annotations or {}
+
+    def _empty(self) -> Self:
+        return type(self)(self.n_layers, self.n_heads, self.annotations)
+
+    def update(self, block: Block) -> None:
+        if not block.is_whole:
+            return
+        for b, number in enumerate(block.texts.numbers):
+            annotation = self.annotations.get(number)
+            if annotation is None or not annotation.pairs:
+                continue
+            looks_at = _most_looked_at(block.text(b).exact[0], annotation.words)  # H W
+            for source, target, label in annotation.pairs:
+                right = (looks_at[:, source] == target).astype(np.float64)
+                self._add(f"right {label}", block.layer, right)
+                self._add(f"pairs {label}", block.layer, np.ones_like(right))
+
+    def result(self) -> dict[str, Floats]:
+        """Accuracy over all pairs: `gold`; and of each label: `gold LABEL`."""
+        labels = self.labels()
+        right = sum((self._sum(f"right {label}") for label in labels), self._sum("nothing"))
+        pairs = sum((self._sum(f"pairs {label}") for label in labels), self._sum("nothing"))
+        figures = {"gold": ratio(right, pairs)}
+        for label in labels:
+            if label != ANY:
+                by = ratio(self._sum(f"right {label}"), self._sum(f"pairs {label}"))
+                figures[f"gold {label}"] = by
+        return figures
+
+    def labels(self) -> list[str]:
+        """The labels of the pairs that were met."""
+        kept = (name.split(" ", 1) for name in self.sums)
+        return sorted(label for what, label in kept if what == "pairs")
+
+
+def best_offsets(annotations: Sequence[Annotation]) -> dict[str, tuple[int, float]]:
+    """For each label, and `ANY` for all: the best fixed offset between words, its accuracy."""
+    offsets: dict[str, list[int]] = {}
+    for annotation in annotations:
+        for source, target, label in annotation.pairs:
+            for name in {label, ANY}:
+                offsets.setdefault(name, []).append(target - source)
+    best = {}
+    for name, found in offsets.items():
+        values, counts = np.unique(found, return_counts=True)
+        top = int(counts.argmax())
+        best[name] = (int(values[top]), float(counts[top] / len(found)))
+    return best
+
+
+def _most_looked_at(weights: Floats, words: Sequence[int]) -> Ints:
+    """`[H T T]` → `[H W]`: for each word, the other word that most of its weight goes to."""
+    word = np.array(words)
+    one_hot = (word[:, None] == np.arange(word.max() + 1)).astype(np.float64)
+    to_words = weights @ one_hot  # H T W: sums
+    by_words = (one_hot / np.maximum(one_hot.sum(0), 1)).T @ to_words  # H W W: means
+    own = np.eye(by_words.shape[-1], dtype=np.bool_)
+    return np.asarray(np.where(own, -1.0, by_words).argmax(-1))

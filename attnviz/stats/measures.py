@@ -1,0 +1,117 @@
+"""All measures of a corpus together: one thing to update, merge, keep and read."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from attnviz.errors import ConfigError, printable
+from attnviz.stats.agreement import DOCUMENTS, Agreement
+from attnviz.stats.block import Block, Floats
+from attnviz.stats.gold import Annotation, Gold
+from attnviz.stats.induction import Induction
+from attnviz.stats.offsets import Offsets
+from attnviz.stats.shape import Evenness, Rank
+from attnviz.stats.sharpness import Sharpness
+from attnviz.stats.sinks import Sinks
+from attnviz.stats.sums import Accumulator
+from attnviz.stats.where import FIRST_TOKENS, WINDOW, Where
+
+DEFAULT = ("where", "sharpness", "offsets", "sinks", "evenness", "rank")
+GROUPS = (*DEFAULT, "agreement", "gold", "induction")
+"""Groups of measures. Those that are no default cost more, or want something to be given."""
+
+
+@dataclass(frozen=True)
+class Options:
+    """Which groups are measured, and what they are told.
+
+    Raises `ConfigError` for an unknown group.
+    """
+
+    groups: tuple[str, ...] = DEFAULT
+    window: int = WINDOW
+    first: int = FIRST_TOKENS
+    agreement_documents: int = DOCUMENTS
+    annotations: Mapping[int, Annotation] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        for group in self.groups:
+            if group not in GROUPS:
+                raise ConfigError(f"measures '{printable(group)}': known are {', '.join(GROUPS)}")
+
+
+class Measures:
+    """The accumulators of the groups that were asked for."""
+
+    def __init__(self, n_layers: int, n_heads: int, options: Options) -> None:
+        self.n_layers, self.n_heads, self.options = n_layers, n_heads, options
+        more: dict[str, tuple[Callable[..., Accumulator], tuple[Any, ...]]] = {
+            "where": (Where, (options.window, options.first)),
+            "sharpness": (Sharpness, ()),
+            "offsets": (Offsets, ()),
+            "sinks": (Sinks, ()),
+            "evenness": (Evenness, ()),
+            "rank": (Rank, ()),
+            "agreement": (Agreement, (options.agreement_documents,)),
+            "gold": (Gold, (options.annotations,)),
+            "induction": (Induction, ()),
+        }
+        self.parts: dict[str, Accumulator] = {}
+        for group in options.groups:
+            make, given = more[group]
+            self.parts[group] = make(n_layers, n_heads, *given)
+
+    def update(self, block: Block) -> None:
+        """Add what is in `block`, in pieces whose masks need little memory."""
+        parts = self.parts.values()
+        with np.errstate(all="ignore"):  # a weight that is no number spoils its head, and no more
+            for part in parts:
+                if part.needs_whole:
+                    part.update(block)
+            for piece in block.pieces():
+                for part in parts:
+                    if not part.needs_whole:
+                        part.update(piece)
+
+    def merge(self, other: Measures) -> Measures:
+        """Both together; they must have been made with the same options."""
+        both = Measures(self.n_layers, self.n_heads, self.options)
+        both.parts = {name: part.merge(other.parts[name]) for name, part in self.parts.items()}
+        return both
+
+    def result(self) -> dict[str, Floats]:
+        """All figures by name, `[L H]` each."""
+        figures: dict[str, Floats] = {}
+        for part in self.parts.values():
+            figures |= part.result()
+        return figures
+
+    def state(self) -> dict[str, npt.NDArray[np.float64]]:
+        """All sums, under `group/name`: what a checkpoint keeps, and what workers send."""
+        return {
+            f"{group}/{name}": array
+            for group, part in self.parts.items()
+            for name, array in part.sums.items()
+        }
+
+    def load(self, state: Mapping[str, npt.NDArray[np.float64]]) -> Measures:
+        """Take the sums of `state`; itself."""
+        for group, part in self.parts.items():
+            mine = f"{group}/"
+            part.load(
+                {name.removeprefix(mine): a for name, a in state.items() if name.startswith(mine)}
+            )
+        return self
+
+
+def merge_all(parts: Iterable[Measures]) -> Measures:
+    """The measures of all parts together. There must be one."""
+    total, *rest = parts
+    for part in rest:
+        total = total.merge(part)
+    return total

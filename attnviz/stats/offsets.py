@@ -1,0 +1,103 @@
+"""Positional heads: those whose largest weight stands at one fixed offset."""
+
+from __future__ import annotations
+
+from typing import Self
+
+import numpy as np
+
+from attnviz.stats.block import Block, Floats, Ints
+from attnviz.stats.sums import Accumulator, ratio
+
+FARTHEST = 2048
+"""Offsets beyond are counted together, one sum before and one after."""
+
+POSITIONAL = 0.9
+"""Voita et al. 2019, section 5.1: a head is positional when so many of its largest weights are at
+one offset."""
+
+
+class Offsets(Accumulator):
+    """For each offset r: the share of rows whose largest weight is at key i + r.
+
+    A row counts for r where there is a key at i + r, as in Voita et al. 2019 (section 5.1): row 0
+    has no previous token and does not speak against a previous-token head. Of equal weights the
+    first is the largest. `offset` is the best r, `at_offset` its share, among offsets that half of
+    all rows have: the last row's own best offset would have a share of 1.
+
+    `shares` has all of them. Sums are `[L H 2w + 1]`, offset 0 in the middle; w grows with the
+    texts, up to `FARTHEST`.
+    """
+
+    def merge(self, other: Self) -> Self:
+        both = self._empty()
+        for part in (self, other):
+            for name, array in part.sums.items():
+                mine = both.sums.get(name, np.zeros((self.n_layers, self.n_heads, 1)))
+                width = max(array.shape[2], mine.shape[2])
+                both.sums[name] = _widened(mine, width) + _widened(array, width)
+        return both
+
+    def update(self, block: Block) -> None:
+        reach = 1 + max(block.queries.positions.max(), block.keys.positions.max(), 1)
+        half = min(1 << (int(reach) - 1).bit_length(), FARTHEST) + 1
+        width = 2 * half + 1
+        places = block.largest_at  # B H R
+        at_key = np.take_along_axis(block.keys.positions[:, None], places, 2)
+        ahead = at_key - block.queries.positions[:, None]
+        column = np.clip(ahead, -half, half) + half + width * np.arange(self.n_heads)[:, None]
+        chosen = column[np.broadcast_to(block.counts, column.shape)]
+        found = np.bincount(chosen, minlength=self.n_heads * width).reshape(self.n_heads, width)
+        self._add_centred("found", block.layer, found.astype(np.float64))
+        self._add_centred("having", block.layer, _having(block, half))
+
+    def result(self) -> dict[str, Floats]:
+        shares, offsets = self.shares()
+        if not len(offsets):
+            nothing = np.full((self.n_layers, self.n_heads), np.nan)
+            return {"offset": nothing, "at_offset": nothing}
+        having = self.sums["having"][..., 1:-1]
+        often = (having > 0) & (having * 2 >= having.max(-1, keepdims=True))
+        best = np.where(often, np.nan_to_num(shares, nan=-1.0), -1.0).argmax(-1)
+        share = np.take_along_axis(shares, best[..., None], -1)[..., 0]
+        offset = np.where(np.isnan(share), np.nan, offsets[best].astype(np.float64))
+        return {"offset": offset, "at_offset": share}
+
+    def shares(self) -> tuple[Floats, Ints]:
+        """`[L H n]` shares, and the n offsets that they are of."""
+        if "found" not in self.sums:
+            return np.zeros((self.n_layers, self.n_heads, 0)), np.zeros(0, dtype=np.int64)
+        found, having = self.sums["found"], self.sums["having"]
+        half = found.shape[2] // 2
+        return ratio(found, having)[..., 1:-1], np.arange(-half + 1, half)
+
+    def _add_centred(self, name: str, layer: int, values: Floats) -> None:
+        mine = self.sums.get(name, np.zeros((self.n_layers, self.n_heads, 1)))
+        width = max(mine.shape[2], values.shape[1])
+        self.sums[name] = mine = _widened(mine, width)
+        mine[layer] += _widened(values, width)
+
+
+def _having(block: Block, half: int) -> Floats:
+    """`[H 2·half + 1]`: how many rows that count have a key at each offset, -half … half.
+
+    A row at i of a text of n keys has the offsets -i … n - 1 - i: +1 where they begin, -1 after
+    their end, and the running sum counts.
+    """
+    width = 2 * half + 1
+    at, n_keys = block.queries.positions, block.texts.keys.real[block.some].sum(1)[:, None]
+    begin = np.clip(-at, -half, half) + half
+    end = np.clip(n_keys - at, -half, half + 1) + half
+    steps = np.zeros((block.counts.shape[1], width + 1))
+    for head, counts in enumerate(np.moveaxis(block.counts, 1, 0)):
+        np.add.at(steps[head], begin[counts], 1)
+        np.add.at(steps[head], end[counts], -1)
+    return np.broadcast_to(steps.cumsum(1)[:, :width], (block.n_heads, width))
+
+
+def _widened(array: Floats, width: int) -> Floats:
+    """Zeros on both sides. The outermost sums are not empty only at the greatest width."""
+    grow = (width - array.shape[-1]) // 2
+    if not grow:
+        return array
+    return np.pad(array, [(0, 0)] * (array.ndim - 1) + [(grow, grow)])

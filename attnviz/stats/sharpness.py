@@ -1,0 +1,83 @@
+"""How sharply heads look."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from attnviz.stats.block import Block, Floats
+from attnviz.stats.sums import Accumulator, ratio
+from attnviz.stats.words import SEPARATOR
+
+SMOOTHING = 1e-4
+"""The share of a row that Clark et al. 2019 spread evenly before they take its entropy."""
+
+
+class Sharpness(Accumulator):
+    """Means over query rows a of A; a row may see n keys.
+
+    - `entropy` H(a) = -Σ_j a_j log₂ a_j, in bits.
+    - `entropy_smoothed` H(0.9999 a + 0.0001 / n): as the code of Clark et al. 2019 has it
+      (section 3.3), in bits where they have nats. Spread over what may be seen only.
+    - `entropy_first` H of the row of the first token, [CLS] in BERT (Clark et al. 2019, fig. 4).
+    - `keys` 2^H(a): as if that many keys shared the row evenly (the perplexity of the row).
+    - `largest` max_j a_j; `confidence` the same with separators apart (Voita et al. 2019, section
+      4.1: the mean largest weight, the end of the sentence excluded).
+    """
+
+    def update(self, block: Block) -> None:
+        weights = block.clean
+        entropy = _entropy(weights)
+        confidence, separators = block.largest, block.keys.is_kind(SEPARATOR)
+        if separators.any():
+            others = ~separators[:, None, None]
+            confidence = (weights * others.astype(weights.dtype)).max(-1)
+        sums = {
+            "entropy": entropy,
+            "entropy_smoothed": _smoothed_entropy(block),
+            "keys": np.exp2(entropy),
+            "largest": block.largest,
+            "confidence": confidence,
+        }
+        for name, values in sums.items():
+            self._add(name, block.layer, block.over_rows(values))
+        self._add("rows", block.layer, block.rows)
+        of_first = block.counts & (block.queries.positions == 0)[:, None]
+        self._add("entropy_first", block.layer, np.where(of_first, entropy, 0.0).sum((0, 2)))
+        n = np.broadcast_to(of_first.sum((0, 2), dtype=np.float64), (self.n_heads,))
+        self._add("first_rows", block.layer, n)
+
+    def result(self) -> dict[str, Floats]:
+        rows = self._sum("rows")
+        names = ("entropy", "entropy_smoothed", "keys", "largest", "confidence")
+        figures = {name: ratio(self._sum(name), rows) for name in names}
+        figures["entropy_first"] = ratio(self._sum("entropy_first"), self._sum("first_rows"))
+        return figures
+
+
+def _smoothed_entropy(block: Block) -> Floats:
+    """`[B H R]`. Forbidden cells got a share as well: what each of them added is known."""
+    n = np.maximum(block.seen, 1)
+    even = (SMOOTHING / n).astype(block.clean.dtype)[..., None]  # B 1|H R 1
+    smoothed = block.clean * (1 - SMOOTHING)
+    smoothed += even
+    forbidden = smoothed.shape[-1] - n
+    return np.asarray(_entropy(smoothed) - forbidden * _entropy(even))
+
+
+def _entropy(weights: npt.NDArray[Any]) -> Floats:
+    """`[… Tk]` → `[…]`, in bits. Each term is in the weights' own dtype, their sum in float64.
+
+    A weight of 0 adds 0, since its logarithm is cut off at the smallest number that there is.
+    """
+    terms = np.maximum(weights, np.finfo(weights.dtype).tiny)
+    np.log2(terms, out=terms)
+    terms *= weights
+    return 0.0 - row_sums(terms)  # not -0.0
+
+
+def row_sums(values: npt.NDArray[Any]) -> Floats:
+    """`[… Tk]` → `[…]`, in float64. A product with ones is the fastest way to it."""
+    return np.asarray(values.astype(np.float64) @ np.ones(values.shape[-1]))

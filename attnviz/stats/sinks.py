@@ -1,0 +1,51 @@
+"""Attention sinks: keys that everybody looks at."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from attnviz.stats.block import Block, Floats
+from attnviz.stats.sums import Accumulator, ratio
+
+PLACES = 16
+"""The keys k = 0 … 15 are followed."""
+
+EPSILON = 0.3
+"""From this α₀ on a head has a sink (Gu et al. 2024, section 3.2)."""
+
+
+class Sinks(Accumulator):
+    """α_k = Σ_{i≥k} A[i, k] / (T - k), Gu et al. 2024, section 3.2, for the first `PLACES` keys k.
+
+    Over several texts both sums run over all of them: a long text has more rows, and counts more.
+    `sink` is α₀; `strongest` the largest α_k among keys that half of all rows may have, and
+    `strongest_at` its k. A head has a sink from `EPSILON` on.
+    """
+
+    def update(self, block: Block) -> None:
+        k = np.arange(PLACES)
+        place = block.keys.starts[:, None] + k  # B K
+        there = (place >= 0) & (place < block.weights.shape[3])
+        place = np.where(there, place, 0)
+        there &= np.take_along_axis(block.keys.real, place, 1)
+        weights = np.take_along_axis(block.clean, place[:, None, None], 3)  # B H R K
+        later = (block.queries.positions[:, :, None] >= k) & there[:, None]  # B R K
+        counts = block.counts[..., None] & later[:, None]  # B 1|H R K
+        received = np.where(counts, weights, 0).sum((0, 2), dtype=np.float64)
+        self._add("received", block.layer, received)
+        n = counts.sum((0, 2), dtype=np.float64)
+        self._add("rows", block.layer, np.broadcast_to(n, received.shape))
+
+    def alpha(self) -> Floats:
+        """`[L H PLACES]`: α_k; NaN where no text is so long."""
+        nothing = np.zeros((self.n_layers, self.n_heads, PLACES))
+        return ratio(self.sums.get("received", nothing), self.sums.get("rows", nothing))
+
+    def result(self) -> dict[str, Floats]:
+        alpha = self.alpha()
+        rows = self.sums.get("rows", np.zeros(alpha.shape))
+        often = (rows > 0) & (rows * 2 >= rows.max(-1, keepdims=True))
+        at = np.where(often, np.nan_to_num(alpha, nan=-1.0), -1.0).argmax(-1)
+        strongest = np.take_along_axis(alpha, at[..., None], -1)[..., 0]
+        where = np.where(np.isnan(strongest), np.nan, at.astype(np.float64))
+        return {"sink": alpha[..., 0], "strongest": strongest, "strongest_at": where}
