@@ -132,7 +132,10 @@ def read_safetensors(path: Path, wanted: Container[str] | None = None) -> dict[s
             continue
         entry = entries[name]
         if entry["dtype"] not in SAFETENSORS:
-            raise InputError(f"holds {printable(name, 40)} as {printable(entry['dtype'])}")
+            raise InputError(
+                f"holds {printable(name, 40)} as {printable(entry['dtype'])}, which NumPy lacks; "
+                "save it as F32"
+            )
         dtype, start = SAFETENSORS[entry["dtype"]], begin + entry["data_offsets"][0]
         arrays[name] = _shaped(tuple(entry["shape"]), False, dtype, data, start)
     return arrays

@@ -61,6 +61,11 @@ def render(
         work.stage("reading")
         opened = _open(file, array)
         n_layers, batch, n_heads = opened.shape[:3]
+        require_memory(
+            300 * n_layers * n_heads,
+            f"naming {n_layers} layers × {n_heads} heads",
+            "--axes says which axes these are",
+        )
         pairs, chosen = output.chosen_heads(n_layers, n_heads), output.chosen_sequences(batch)
         with Staging(output.force) as staging:
             outputs = Outputs(staging, look, chosen, pairs, (n_layers > 1, batch > 1), work)

@@ -7,6 +7,7 @@ they are looked at.
 from __future__ import annotations
 
 import re
+import warnings
 import zipfile
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
@@ -158,7 +159,9 @@ def _load_torch(path: Path) -> Any:
         size = path.stat().st_size
         require_memory(2 * size, f"is a file of {human_bytes(size)}, which", "save it again")
     try:
-        return torch.load(path, map_location="cpu", weights_only=True, mmap=is_zip)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # torch warns of pickles that it then refuses
+            return torch.load(path, map_location="cpu", weights_only=True, mmap=is_zip)
     except pickle.UnpicklingError as error:
         blocked = re.search(r"GLOBAL ([\w.]+)", str(error))
         what = f" ({printable(blocked[1], 60)})" if blocked else ""
@@ -203,6 +206,11 @@ def _from_torch(tensor: Any, what: str) -> Array:
         raise InputError(f"is no attention: {what} is {printable(kind)}; a tensor is expected")
     if tensor.layout is not torch.strided or tensor.is_quantized or tensor.is_meta:
         raise InputError(f"is no attention: {what} is no dense tensor of numbers")
+    if tensor.numel() * tensor.element_size() > tensor.untyped_storage().nbytes():
+        raise InputError(
+            f"is no attention: {what} has shape {printable(list(tensor.shape))} and fewer numbers, "
+            "which it repeats; save tensor.contiguous()"
+        )
     tensor = tensor.detach()
     if tensor.dtype is torch.bfloat16:
         return np.asarray(tensor.view(torch.int16)).view(BFLOAT16)

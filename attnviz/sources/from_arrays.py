@@ -101,6 +101,8 @@ def open_attention(
     if suffix not in (*READERS, ".json"):
         raise InputError(_unknown_form(path))
     try:
+        if path.stat().st_size == 0:
+            raise InputError("is empty")
         if not is_saved_run(path):
             arrays, name = read_arrays(path, attention)
             return BareArray(path, *arranged(arrays, axes), name)
