@@ -11,9 +11,9 @@ from stats_blocks import blocks_of, random_maps, random_tokens
 from attnviz.divergence import jensen_shannon
 from attnviz.errors import InputError
 from attnviz.stats.agreement import SMOOTHING, clustered
-from attnviz.stats.block import Block, texts_of_tokens
+from attnviz.stats.block import Annotation, Block, texts_of_tokens
 from attnviz.stats.flow import flow, rollout, with_residual
-from attnviz.stats.gold import Annotation, best_offsets
+from attnviz.stats.gold import best_offsets
 from attnviz.stats.kinds import FORM_THRESHOLDS, THRESHOLDS, classify, form_of
 from attnviz.stats.measures import Measures, Options
 
@@ -85,10 +85,10 @@ def test_gold_pairs_of_words_of_several_tokens() -> None:
     weights[0, 0, 4, 1] = 0.2
     weights[0, 1] = np.eye(6)
     annotation = Annotation(((0, 1, "det"), (1, 2, ""), (2, 0, "det"), (2, 1, "")), words)
-    texts = texts_of_tokens([4], [tokens], np.array([6]))
-    total = Measures(1, 2, Options(("gold",), annotations={4: annotation}))
+    texts = texts_of_tokens([4], [tokens], np.array([6]), annotations={4: annotation})
+    total = Measures(1, 2, Options(("gold",)))
     total.update(Block(0, weights, texts))
-    other = texts_of_tokens([5], [tokens], np.array([6]))
+    other = texts_of_tokens([5], [tokens], np.array([6]), annotations={4: annotation})
     total.update(Block(0, weights, other))  # has no annotation
     figures = total.result()
     assert figures["gold"][0].tolist() == [3 / 4, 2 / 4]  # the second takes the first other word

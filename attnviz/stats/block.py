@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -22,6 +22,17 @@ MOST_KEPT = 2**20
 Bools = npt.NDArray[np.bool_]
 Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Annotation:
+    """The pairs (from word, to word, label) of a document, and the word of each of its tokens.
+
+    A token of no word (special tokens) has -1.
+    """
+
+    pairs: tuple[tuple[int, int, str], ...]
+    words: tuple[int, ...]
 
 
 @dataclass(frozen=True, eq=False)
@@ -65,13 +76,14 @@ def make_side(ids: Ints, lengths: Ints, kinds: Ints, pad_side: str = "right") ->
 class Texts:
     """The texts of a padded batch, which all layers share.
 
-    `numbers` are those of the documents in their corpus. `keys` is `queries` itself where a text
-    looks at itself.
+    `numbers` are those of the documents in their corpus, and `annotations` those of some of them,
+    by number. `keys` is `queries` itself where a text looks at itself.
     """
 
     numbers: tuple[int, ...]
     queries: Side
     keys: Side
+    annotations: Mapping[int, Annotation] = field(default_factory=dict)
     kept: dict[Hashable, Any] = field(default_factory=dict)
     """Masks of pairs, since each layer wants the same."""
 
@@ -89,6 +101,7 @@ def texts_of_tokens(
     pad_side: str = "right",
     key_tokens: Sequence[Sequence[str]] | None = None,
     key_lengths: Ints | None = None,
+    annotations: Mapping[int, Annotation] | None = None,
 ) -> Texts:
     """Texts from `[B][T]` padded tokens: equal strings are equal tokens, spelling is their kind.
 
@@ -101,15 +114,15 @@ def texts_of_tokens(
         kinds = [[kind_of(token) for token in row] for row in tokens]
         return make_side(np.array(ids), lengths, np.array(kinds), pad_side)
 
-    queries = side(tokens, lengths)
-    if key_tokens is None or key_lengths is None:
-        return Texts(tuple(numbers), queries, queries)
-    return Texts(tuple(numbers), queries, side(key_tokens, key_lengths))
+    queries = keys = side(tokens, lengths)
+    if key_tokens is not None and key_lengths is not None:
+        keys = side(key_tokens, key_lengths)
+    return Texts(tuple(numbers), queries, keys, annotations or {})
 
 
 @dataclass(frozen=True, eq=False)
 class Block:
-    """Query rows `start … start + R` of one layer, with what was allowed.
+    """Query rows `start … start + R` of one layer, or of one of its heads; with what was allowed.
 
     `weights` `[B H R Tk]`, exactly 0 where forbidden. `allowed` `[B 1|H R Tk]`, bool; None lets all
     real tokens see all real tokens. Rows of padding, and rows that see nothing, do not count.
@@ -122,9 +135,16 @@ class Block:
     start: int = 0
     first_text: int = 0
     first_key: int = 0
+    first_head: int = 0
+
+    @property
+    def heads(self) -> slice:
+        """The heads of the layer that are here: all, or one of a long text."""
+        return slice(self.first_head, self.first_head + self.n_heads)
 
     @property
     def n_heads(self) -> int:
+        """How many heads are here."""
         return int(self.weights.shape[1])
 
     @property
@@ -165,6 +185,7 @@ class Block:
             self.start + rows.start,
             self.first_text + texts.start,
             self.first_key + keys.start,
+            self.first_head,
         )
 
     @cached_property

@@ -2,28 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Self
+from collections.abc import Sequence
 
 import numpy as np
 
-from attnviz.stats.block import Block, Floats, Ints
+from attnviz.stats.block import Annotation, Block, Floats, Ints
 from attnviz.stats.sums import Accumulator, ratio
 
 ANY = ""
 """The label of pairs that have none."""
-
-
-@dataclass(frozen=True)
-class Annotation:
-    """The pairs (from word, to word, label) of a document, and the word of each of its tokens.
-
-    A token of no word (special tokens) has -1.
-    """
-
-    pairs: tuple[tuple[int, int, str], ...]
-    words: tuple[int, ...]
 
 
 class Gold(Accumulator):
@@ -37,27 +24,18 @@ class Gold(Accumulator):
 
     needs_whole = True
 
-    def __init__(
-        self, n_layers: int, n_heads: int, annotations: Mapping[int, Annotation] | None = None
-    ) -> None:
-        super().__init__(n_layers, n_heads)
-        self.annotations = annotations or {}
-
-    def _empty(self) -> Self:
-        return type(self)(self.n_layers, self.n_heads, self.annotations)
-
     def update(self, block: Block) -> None:
         if not block.is_whole:
             return
         for b, number in enumerate(block.texts.numbers):
-            annotation = self.annotations.get(number)
+            annotation = block.texts.annotations.get(number)
             if annotation is None or not annotation.pairs:
                 continue
             looks_at = _most_looked_at(block.text(b).exact[0], annotation.words)  # H W
             for source, target, label in annotation.pairs:
                 right = (looks_at[:, source] == target).astype(np.float64)
-                self._add(f"right {label}", block.layer, right)
-                self._add(f"pairs {label}", block.layer, np.ones_like(right))
+                self._add(f"right {label}", block, right)
+                self._add(f"pairs {label}", block, np.ones_like(right))
 
     def result(self) -> dict[str, Floats]:
         """Accuracy over all pairs: `gold`; and of each label: `gold LABEL`."""

@@ -44,9 +44,9 @@ class Induction(Accumulator):
         }
         for name, mask in masks.items():
             weights = np.where(mask[:, None], block.exact, 0.0).sum(-1)
-            self._add(name, block.layer, np.where(counts, weights, 0.0).sum((0, 2)))
-        n = np.broadcast_to(counts.sum((0, 2), dtype=np.float64), (self.n_heads,))
-        self._add("rows", block.layer, n)
+            self._add(name, block, np.where(counts, weights, 0.0).sum((0, 2)))
+        n = np.broadcast_to(counts.sum((0, 2), dtype=np.float64), (block.n_heads,))
+        self._add("rows", block, n)
 
     def result(self) -> dict[str, Floats]:
         rows = self._sum("rows")

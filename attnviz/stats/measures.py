@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -12,7 +12,7 @@ import numpy.typing as npt
 from attnviz.errors import ConfigError, printable
 from attnviz.stats.agreement import DOCUMENTS, Agreement
 from attnviz.stats.block import Block, Floats
-from attnviz.stats.gold import Annotation, Gold
+from attnviz.stats.gold import Gold
 from attnviz.stats.induction import Induction
 from attnviz.stats.offsets import Offsets
 from attnviz.stats.shape import Evenness, Rank
@@ -37,7 +37,6 @@ class Options:
     window: int = WINDOW
     first: int = FIRST_TOKENS
     agreement_documents: int = DOCUMENTS
-    annotations: Mapping[int, Annotation] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         for group in self.groups:
@@ -58,7 +57,7 @@ class Measures:
             "evenness": (Evenness, ()),
             "rank": (Rank, ()),
             "agreement": (Agreement, (options.agreement_documents,)),
-            "gold": (Gold, (options.annotations,)),
+            "gold": (Gold, ()),
             "induction": (Induction, ()),
         }
         self.parts: dict[str, Accumulator] = {}

@@ -45,11 +45,11 @@ class Offsets(Accumulator):
         places = block.largest_at  # B H R
         at_key = np.take_along_axis(block.keys.positions[:, None], places, 2)
         ahead = at_key - block.queries.positions[:, None]
-        column = np.clip(ahead, -half, half) + half + width * np.arange(self.n_heads)[:, None]
+        column = np.clip(ahead, -half, half) + half + width * np.arange(block.n_heads)[:, None]
         chosen = column[np.broadcast_to(block.counts, column.shape)]
-        found = np.bincount(chosen, minlength=self.n_heads * width).reshape(self.n_heads, width)
-        self._add_centred("found", block.layer, found.astype(np.float64))
-        self._add_centred("having", block.layer, _having(block, half))
+        found = np.bincount(chosen, minlength=block.n_heads * width).reshape(-1, width)
+        self._add_centred("found", block, found.astype(np.float64))
+        self._add_centred("having", block, _having(block, half))
 
     def result(self) -> dict[str, Floats]:
         shares, offsets = self.shares()
@@ -71,11 +71,11 @@ class Offsets(Accumulator):
         half = found.shape[2] // 2
         return ratio(found, having)[..., 1:-1], np.arange(-half + 1, half)
 
-    def _add_centred(self, name: str, layer: int, values: Floats) -> None:
+    def _add_centred(self, name: str, block: Block, values: Floats) -> None:
         mine = self.sums.get(name, np.zeros((self.n_layers, self.n_heads, 1)))
         width = max(mine.shape[2], values.shape[1])
         self.sums[name] = mine = _widened(mine, width)
-        mine[layer] += _widened(values, width)
+        mine[block.layer, block.heads] += _widened(values, width)
 
 
 def _having(block: Block, half: int) -> Floats:

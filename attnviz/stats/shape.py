@@ -31,8 +31,8 @@ class Evenness(Accumulator):
         np.abs(apart, out=apart)
         # forbidden cells are at distance 1/n as well, and do not count
         total = row_sums(apart) - (apart.shape[-1] - n) * even.astype(np.float64)
-        self._add("to_uniform", block.layer, block.over_rows(total / 2))
-        self._add("rows", block.layer, block.rows)
+        self._add("to_uniform", block, block.over_rows(total / 2))
+        self._add("rows", block, block.rows)
 
     def result(self) -> dict[str, Floats]:
         return {"to_uniform": ratio(self._sum("to_uniform"), self._sum("rows"))}
@@ -55,8 +55,8 @@ class Rank(Accumulator):
                 continue
             piece = block.text(b)
             if 0 < max(piece.weights.shape[2:]) <= RANKED_LENGTH:
-                self._add("rank", block.layer, _effective_rank(piece.exact[0]) * piece.rows)
-                self._add("rows", block.layer, piece.rows)
+                self._add("rank", block, _effective_rank(piece.exact[0]) * piece.rows)
+                self._add("rows", block, piece.rows)
 
     def result(self) -> dict[str, Floats]:
         return {"rank": ratio(self._sum("rank"), self._sum("rows"))}

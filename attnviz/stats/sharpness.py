@@ -42,12 +42,12 @@ class Sharpness(Accumulator):
             "confidence": confidence,
         }
         for name, values in sums.items():
-            self._add(name, block.layer, block.over_rows(values))
-        self._add("rows", block.layer, block.rows)
+            self._add(name, block, block.over_rows(values))
+        self._add("rows", block, block.rows)
         of_first = block.counts & (block.queries.positions == 0)[:, None]
-        self._add("entropy_first", block.layer, np.where(of_first, entropy, 0.0).sum((0, 2)))
-        n = np.broadcast_to(of_first.sum((0, 2), dtype=np.float64), (self.n_heads,))
-        self._add("first_rows", block.layer, n)
+        self._add("entropy_first", block, np.where(of_first, entropy, 0.0).sum((0, 2)))
+        n = np.broadcast_to(of_first.sum((0, 2), dtype=np.float64), (block.n_heads,))
+        self._add("first_rows", block, n)
 
     def result(self) -> dict[str, Floats]:
         rows = self._sum("rows")

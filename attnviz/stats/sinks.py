@@ -32,9 +32,9 @@ class Sinks(Accumulator):
         later = (block.queries.positions[:, :, None] >= k) & there[:, None]  # B R K
         counts = block.counts[..., None] & later[:, None]  # B 1|H R K
         received = np.where(counts, weights, 0).sum((0, 2), dtype=np.float64)
-        self._add("received", block.layer, received)
+        self._add("received", block, received)
         n = counts.sum((0, 2), dtype=np.float64)
-        self._add("rows", block.layer, np.broadcast_to(n, received.shape))
+        self._add("rows", block, np.broadcast_to(n, received.shape))
 
     def alpha(self) -> Floats:
         """`[L H PLACES]`: α_k; NaN where no text is so long."""

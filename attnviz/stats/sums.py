@@ -49,11 +49,11 @@ class Accumulator(ABC):
         """One like this with nothing in it."""
         return type(self)(self.n_layers, self.n_heads)
 
-    def _add(self, name: str, layer: int, values: Floats) -> None:
-        """Add `[H …]` to the sums of a layer."""
+    def _add(self, name: str, block: Block, values: Floats) -> None:
+        """Add `[H …]` to the sums of the block's layer and heads."""
         if name not in self.sums:
-            self.sums[name] = np.zeros((self.n_layers, *values.shape))
-        self.sums[name][layer] += values
+            self.sums[name] = np.zeros((self.n_layers, self.n_heads, *values.shape[1:]))
+        self.sums[name][block.layer, block.heads] += values
 
     def _sum(self, name: str) -> Floats:
         """The sums of that name, zeros where there are none yet."""

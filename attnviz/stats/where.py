@@ -51,7 +51,7 @@ class Where(Accumulator):
         self._columns(block)
         self._diagonals(block)
         self._pairs(block)
-        self._add("rows", block.layer, block.rows)
+        self._add("rows", block, block.rows)
 
     def result(self) -> dict[str, Floats]:
         rows, closing = self._sum("rows"), self._sum("separator_rows")
@@ -82,13 +82,13 @@ class Where(Accumulator):
         }
         received = block.exact.sum(2)  # B H Tk
         for name, kind in kinds.items():
-            self._add(name, block.layer, np.einsum("bhk,bk->h", received, kind))
+            self._add(name, block, np.einsum("bhk,bk->h", received, kind))
         closing = block.counts & block.queries.is_kind(SEPARATOR)[:, None]
         b, r = np.nonzero(closing.any(1))
         of_separators = block.exact[b, :, r] * separator[b][:, None]  # few rows, H, Tk
-        self._add("separator_from_separator", block.layer, of_separators.sum((0, 2)))
-        n = np.broadcast_to(closing.sum((0, 2), dtype=np.float64), (self.n_heads,))
-        self._add("separator_rows", block.layer, n)
+        self._add("separator_from_separator", block, of_separators.sum((0, 2)))
+        n = np.broadcast_to(closing.sum((0, 2), dtype=np.float64), (block.n_heads,))
+        self._add("separator_rows", block, n)
 
     def _diagonals(self, block: Block) -> None:
         """The keys at the query's own position, and one before and after it."""
@@ -101,7 +101,7 @@ class Where(Accumulator):
         weights = np.take_along_axis(block.exact, place[:, None], 3)  # B H R 3
         sums = np.einsum("bhrd,brd->dh", weights, inside)
         for name, values in zip(DIAGONALS, sums, strict=True):
-            self._add(name, block.layer, values)
+            self._add(name, block, values)
 
     def _pairs(self, block: Block) -> None:
         """What depends on both, as one product with masks over all cells."""
@@ -112,7 +112,7 @@ class Where(Accumulator):
         batch, heads = block.weights.shape[:2]
         sums = (block.exact.reshape(batch, heads, -1) @ masks).sum(0)  # H F
         for i, name in enumerate(PAIRS[: sums.shape[1]]):
-            self._add(name, block.layer, sums[:, i])
+            self._add(name, block, sums[:, i])
         if sums.shape[1] == len(PAIRS):
             self._evenly(block, masks[..., -1])
 
@@ -124,7 +124,7 @@ class Where(Accumulator):
         for name, mask in (("segment_evenly", within), ("loose_evenly", loose)):
             seen = mask if block.allowed is None else mask * block.allowed
             sums = (seen.sum(-1) * share).sum((0, 2))
-            self._add(name, block.layer, np.broadcast_to(sums, (self.n_heads,)))
+            self._add(name, block, np.broadcast_to(sums, (block.n_heads,)))
 
 
 DIAGONALS = {"previous": -1, "self": 0, "next": 1}
