@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 EXAMPLES = """Examples:
 
-attnviz render run.npz -o run.html
+attnviz run "The cat sat." -o cat.npz; attnviz render cat.npz -o cat.html
 
 attnviz render dump.npy --axes "L H Q K" --tokens tokens.json --layers 3 -o layer3.png"""
 
@@ -149,7 +149,8 @@ def _read(
     elif allowed is None:
         result = found
     else:
-        names = list(dict.fromkeys((*found.masks, *names)))
+        known = [name for name in found.masks if name not in UNKNOWN]
+        names = list(dict.fromkeys((*known, *names)))
         result = replace(found, allowed=found.allowed & allowed, masks=tuple(names))
     return result, notices
 

@@ -60,8 +60,8 @@ def value_remarks(
             rows += ", and columns do: are Q and K the other way round? --axes says"
         remarks.append(rows)
     if leak > 0:
-        names = ", ".join(printable(name) for name in result.masks)
-        remarks.append(f"a leak: {leak:.3g} where the mask ({names}) forbids it, {leak_at}")
+        masks = ", ".join(printable(name) for name in result.masks if name != "padding")
+        remarks.append(f"a leak: {leak:.3g} where the mask ({masks}) forbids it, {leak_at}")
     if remarks:
         remarks[-1] += "; attnviz check names every place"
     return remarks

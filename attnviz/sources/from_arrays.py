@@ -68,14 +68,14 @@ def read_attention(
     found = open_attention(path, axes=axes, attention=attention)
     if isinstance(found, AttentionResult):
         given = {
-            "axes": axes,
-            "tokens": tokens,
-            "key-tokens": key_tokens,
-            "softmax": softmax or None,
-            "lengths": lengths,
-            "key-lengths": key_lengths,
-            "pad-side": pad_side,
-            "attention": attention,
+            "--axes": axes,
+            "--tokens": tokens,
+            "--key-tokens": key_tokens,
+            "--softmax": softmax or None,
+            "--lengths": lengths,
+            "--key-lengths": key_lengths,
+            "--pad-side": pad_side,
+            "--attention": attention,
         }
         refuse_for_saved_run(path, [name for name, value in given.items() if value is not None])
         return found, []
@@ -88,7 +88,7 @@ def refuse_for_saved_run(path: Path | str, given: Sequence[str]) -> None:
     if given:
         raise InputError(
             f"{printable(path)} is a saved run, which knows its axes and tokens; "
-            f"--{given[0]} is for bare arrays"
+            f"{given[0]} is for bare arrays"
         )
 
 

@@ -40,7 +40,7 @@ def token_batches(
     require_memory(needed, f"naming {batch} × {queries.width + keys.width} tokens", "give fewer")
     alike = keys.tokens is None and keys.lengths is None and keys.width == queries.width
     sides = [queries] if alike else [queries, keys]
-    given = [_rows(side, batch) for side in sides]
+    given = [_rows(side, batch, keys.width) for side in sides]
     seen = {end for rows in given for row in rows or () for end in _padded_ends(row)}
     if pad_side is not None:
         seen.add(pad_side)
@@ -54,7 +54,7 @@ def token_batches(
     return made[0], made[-1]
 
 
-def _rows(side: Side, batch: int) -> list[Tokens] | None:
+def _rows(side: Side, batch: int, n_keys: int) -> list[Tokens] | None:
     """A token list for each sequence, as given."""
     if side.tokens is None:
         return None
@@ -69,8 +69,11 @@ def _rows(side: Side, batch: int) -> list[Tokens] | None:
         )
     longest = max(map(len, rows))
     if longest > side.width or (longest < side.width and side.lengths is None):
+        hint = (
+            "; --key-tokens names its keys" if side.what == "queries" and longest == n_keys else ""
+        )
         raise InputError(
-            f"{name}: {_count(longest, 'token')}, and the array has {side.width} {side.what}"
+            f"{name}: {_count(longest, 'token')}, and the array has {side.width} {side.what}{hint}"
         )
     return rows if len(rows) == batch else rows * batch
 
