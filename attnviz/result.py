@@ -11,7 +11,8 @@ The saved form has a version. Version 1, the same names in `.npz` and `.safetens
   `[L B H Tq d_v]`, `output` `[L B Tq d_model]`. H of `k` and `v` is Hkv where heads share them.
 - metadata: one JSON object; in `.npz` the string array `metadata`, in `.safetensors` the header
   entry `attnviz`. It has `format` ("attnviz.run"), `version`, `query_tokens` and `key_tokens`
-  `[B][T]` with `[PAD]` where padded, `pad_side`, `config`, `masks`, `source`, `trained`, `attnviz`.
+  `[B][T]` with `[PAD]` where padded, `pad_side`, `config`, `masks`, `source`, `trained`, `attnviz`;
+  and `layers`, their numbers in the model, where these are not 0, 1, 2, …
 
 `.json` is that object with the arrays in it, as nested lists.
 """
@@ -64,6 +65,7 @@ class AttentionResult:
 
     Shapes are those of the saved form above. `masks` are the names of the masks in force,
     `source` says where the attention came from, in words; `trained` whether its weights are.
+    `layers` are the numbers that the layers have in their model; () stands for 0, 1, 2, …
 
     Raises `InputError` when the arrays do not fit each other.
     """
@@ -80,6 +82,7 @@ class AttentionResult:
     source: str = ""
     trained: bool = True
     kept: Mapping[str, Array] = field(default_factory=dict)
+    layers: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         shape = self.attention.shape
@@ -100,6 +103,7 @@ class AttentionResult:
             "key_tokens": [len(row) for row in self.key_tokens] == [keys] * batch,
             "lengths": _are_lengths(self.lengths, batch, queries),
             "key_lengths": _are_lengths(self.key_lengths, batch, keys),
+            "layers": len(self.layers) in (0, layers),
         }
         sizes = {"L": layers, "B": batch, "H": heads, "Tq": queries, "Tk": keys}
         for name, array in self.kept.items():
@@ -116,6 +120,11 @@ class AttentionResult:
     @property
     def n_layers(self) -> int:
         return int(self.attention.shape[0])
+
+    @property
+    def layer_numbers(self) -> tuple[int, ...]:
+        """The number of each layer in its model."""
+        return self.layers or tuple(range(self.n_layers))
 
     @property
     def batch_size(self) -> int:
@@ -165,6 +174,7 @@ class AttentionResult:
             "pad_side": self.pad_side,
             "query_tokens": [list(row) for row in self.query_tokens],
             "key_tokens": [list(row) for row in self.key_tokens],
+            **({"layers": list(self.layers)} if self.layers else {}),
         }
 
     def arrays(self) -> dict[str, Array]:
@@ -346,6 +356,7 @@ def _fields(arrays: dict[str, Array], metadata: object) -> dict[str, Any]:
         if not isinstance(fields[name], kind):
             raise InputError(f"is not a saved run: its metadata has no proper {name}")
     fields["masks"] = _strings(fields["masks"], "masks")
+    fields["layers"] = _numbers(metadata.get("layers", []))
     for name in ("query_tokens", "key_tokens"):
         fields[name] = tuple(_strings(row, name) for row in fields[name])
     for name in ("attention", "allowed", "lengths", "key_lengths"):
@@ -368,6 +379,12 @@ def _strings(values: object, name: str) -> tuple[str, ...]:
         raise InputError(f"is not a saved run: its {name} are not lists of strings")
     if any("\ud800" <= c <= "\udfff" for value in values for c in value):
         raise InputError(f"is not a saved run: its {name} hold lone surrogates")
+    return tuple(values)
+
+
+def _numbers(values: object) -> tuple[int, ...]:
+    if not isinstance(values, list) or not all(type(value) is int for value in values):
+        raise InputError("is not a saved run: its layers are no list of numbers")
     return tuple(values)
 
 

@@ -24,6 +24,7 @@ from torch import Tensor, nn
 from attnviz.errors import InputError, printable
 from attnviz.sources.attention_modules import INTERFACE, OWN_CODE, TORCH, Place, own_eager, places
 from attnviz.sources.spying import FORBIDDING, Spy, with_heads
+from attnviz.trace import Recorder, Step
 
 TAPS = ("q", "k", "v", "context")
 """What can be kept of a call beside its weights, mask and scale."""
@@ -38,7 +39,8 @@ class Call:
     them: rows sum to less than 1 where it has sinks. `allowed` is bool `[1|B 1|H 1|Tq Tk]`, None
     where every query may look at every key. `q` `[B H Tq d_k]`, `k` `[B Hkv Tk d_k]`, `v`
     `[B Hkv Tk d_v]` (all after rotary positions and norms) and `context` `[B H Tq d_v]` are there
-    when they were asked for and the module shows them. Scores are `cap(q kᵀ · scale) + bias`.
+    when they were asked for and the module shows them. Scores are `cap(q kᵀ · scale) + bias`,
+    cap(x) = softcap · tanh(x / softcap). `source` is the file and line that computed it.
     """
 
     name: str
@@ -55,6 +57,7 @@ class Call:
     softcap: float | None = None
     bias: Tensor | None = None
     source: str = ""
+    steps: tuple[Step, ...] = ()
 
     @property
     def sink(self) -> Tensor:
@@ -95,6 +98,7 @@ def capture(
     layers: Collection[int] | None = None,
     keep: Collection[str] = (),
     towers: Collection[str] | None = None,
+    trace: bool = False,
 ) -> Iterator[Capture]:
     """Catch the attention of every call of `model` inside a `with` block.
 
@@ -106,6 +110,7 @@ def capture(
     eval and in training alike. What the model returns, its gradients and its random numbers do
     not change (to rounding, where it would have used another kernel). Only the `layers` (numbers
     from 0) and `towers` that are wanted are kept. `keep` names taps of `TAPS` to keep as well.
+    With `trace`, the first call that is kept has `steps`: its tensors as they were.
 
     At the end the model is as it was, also upon an exception. Raises `InputError` when the model
     ran and none of its attention could be seen.
@@ -113,7 +118,7 @@ def capture(
     unknown = next((name for name in keep if name not in TAPS), None)
     if unknown is not None:
         raise InputError(f"keep {printable(unknown)}: known are {', '.join(TAPS)}")
-    watch = _Watch(model, layers, frozenset(keep), towers)
+    watch = _Watch(model, layers, frozenset(keep), towers, trace)
     with ExitStack() as undo:
         _install(watch, model, undo)
         yield watch.caught
@@ -132,12 +137,13 @@ class _Watch:
         layers: Collection[int] | None,
         keep: frozenset[str],
         towers: Collection[str] | None,
+        trace: bool,
     ) -> None:
         self.caught = Capture()
         self.places = places(model)
         self.unseen: dict[str, str] = {}
         self._model, self._layers, self._keep, self._towers = model, layers, keep, towers
-        self._step, self._ran = -1, False
+        self._step, self._ran, self._trace = -1, False, trace
         self._seen = 0
         self._alone = ""  # the tower's name where there is one: its mask tells
         self._counts: Counter[str] = Counter()
@@ -168,6 +174,9 @@ class _Watch:
 
     def add(self, call: Call) -> None:
         """Keep what is wanted of `call`, on the CPU."""
+        if self._trace:
+            self._trace = False
+            call = replace(call, steps=_steps(call))
         kept: dict[str, Any] = {name: None for name in TAPS if name not in self._keep}
         for name, value in vars(call).items():
             if isinstance(value, Tensor) and name not in kept:
@@ -218,6 +227,28 @@ def _is_causal(allowed: Tensor, queries: int, keys: int) -> bool:
     """Whether nobody looks at later keys. One query alone says nothing, and counts as causal."""
     later = torch.ones(queries, keys, dtype=torch.bool, device=allowed.device)
     return not bool((allowed & later.triu(1 + keys - queries)).any())
+
+
+def _steps(call: Call) -> tuple[Step, ...]:
+    """The tensors of a call as they came, with the line that made them."""
+    batch, heads, queries, keys = call.weights.shape
+    sizes = {"B": batch, "H": heads, "Tq": queries, "Tk": keys}
+    labels = {"q": "B H Tq d_k", "k": "B H Tk d_k", "v": "B H Tk d_v"}
+    if call.q is not None and call.k is not None and call.v is not None:
+        sizes |= {"Hkv": call.k.shape[1], "d_k": call.q.shape[-1], "d_v": call.v.shape[-1]}
+        if call.k.shape[1] != heads:
+            labels |= {"k": "B Hkv Tk d_k", "v": "B Hkv Tk d_v"}
+    if call.allowed is not None:
+        pairs = zip(("B", "H", "Tq", "Tk"), call.allowed.shape, strict=True)
+        labels["allowed"] = " ".join(
+            axis if size == sizes[axis] > 1 else "1" for axis, size in pairs
+        )
+    recorder = Recorder(sizes)
+    for name, axes in (labels | {"weights": "B H Tq Tk", "context": "B H Tq d_v"}).items():
+        tensor = getattr(call, name)
+        if tensor is not None:
+            recorder(name, axes, tensor, sums_over="Tk" if name == "context" else "")
+    return tuple(replace(step, source=call.source) for step in recorder.steps)
 
 
 # ── putting it in, and taking it out ─────────────────────────────────────────────────────────

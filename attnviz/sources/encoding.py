@@ -1,0 +1,135 @@
+"""Texts as a model's own tokenizer cuts them, padded into one rectangle of ids."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from attnviz.batch import PAD, Batch, Tokens, positions_of, real_places
+from attnviz.errors import InputError, printable
+
+Say = Callable[[str], None]
+"""Called with a remark for the person."""
+
+
+@dataclass(frozen=True, eq=False)
+class Encoded:
+    """Token sequences of a model, not padded yet.
+
+    For each text: `ids`, the tokens as the tokenizer writes them (`raw`: `Ġworld`, `##ing`), the
+    characters `spans[i] = (start, end)` of the text that a token stands for ((0, 0) for none),
+    whether it is `special`, and its segment (`types`).
+    """
+
+    texts: tuple[str, ...]
+    ids: tuple[tuple[int, ...], ...]
+    raw: tuple[Tokens, ...]
+    spans: tuple[tuple[tuple[int, int], ...], ...]
+    special: tuple[tuple[bool, ...], ...]
+    types: tuple[tuple[int, ...], ...]
+    pad_id: int
+    pad_side: str
+
+    @property
+    def lengths(self) -> npt.NDArray[np.int64]:
+        """`[B]`: tokens of each text."""
+        return np.array([len(ids) for ids in self.ids], dtype=np.int64)
+
+    @property
+    def width(self) -> int:
+        """T: the length that all are padded to."""
+        return int(self.lengths.max())
+
+    @property
+    def valid(self) -> npt.NDArray[np.bool_]:
+        """`[B T]`: True on tokens, False on padding."""
+        places = positions_of(self.lengths, self.width, self.pad_side)
+        return real_places(places, self.lengths)
+
+    def padded(self, rows: Sequence[Sequence[int]], fill: int) -> npt.NDArray[np.int64]:
+        """`[B T]`: `rows` with `fill` where there is no token."""
+        whole = np.full((len(rows), self.width), fill, dtype=np.int64)
+        whole[self.valid] = [value for row in rows for value in row]
+        return whole
+
+    def batch(self, tokens: Sequence[Tokens]) -> Batch:
+        """The ids with the tokens that are shown for them."""
+        ids = self.padded(self.ids, self.pad_id)
+        return Batch(tuple(tokens), ids, self.lengths, self.pad_side, (PAD,))
+
+
+def encode(
+    tokenizer: Any,
+    texts: Sequence[str],
+    *,
+    max_len: int | None = None,
+    pad_side: str | None = None,
+    say: Say = lambda _: None,
+) -> Encoded:
+    """Cut `texts` with a transformers tokenizer, its special tokens included.
+
+    `max_len` cuts what is longer, as the tokenizer does it (its last special token stays).
+    `pad_side` is the tokenizer's own when left out.
+    """
+    cuts = [_encode(tokenizer, text, None) for text in texts]
+    for i, cut in enumerate(cuts):
+        had = len(cut["input_ids"])
+        if max_len is not None and had > max_len:
+            cuts[i] = _encode(tokenizer, texts[i], max_len)
+            say(f"sequence {i} was cut from {had:,} to {len(cuts[i]['input_ids']):,} tokens")
+    if not any(cut["input_ids"] for cut in cuts):
+        raise InputError("there are no tokens: every text is empty; give a text")
+    ids = [tuple(cut["input_ids"]) for cut in cuts]
+    known = set(tokenizer.all_special_ids)
+    pad_id = tokenizer.pad_token_id
+    return Encoded(
+        texts=tuple(texts),
+        ids=tuple(ids),
+        raw=tuple(tuple(map(str, tokenizer.convert_ids_to_tokens(list(row)))) for row in ids),
+        spans=tuple(
+            tuple(map(tuple, cut.get("offset_mapping") or [(0, 0)] * len(row)))
+            for cut, row in zip(cuts, ids, strict=True)
+        ),
+        special=tuple(tuple(number in known for number in row) for row in ids),
+        types=tuple(
+            tuple(cut.get("token_type_ids") or [0] * len(row))
+            for cut, row in zip(cuts, ids, strict=True)
+        ),
+        pad_id=0 if pad_id is None else int(pad_id),
+        pad_side=str(pad_side or tokenizer.padding_side),
+    )
+
+
+def _encode(tokenizer: Any, text: str, max_len: int | None) -> Any:
+    wanted: dict[str, Any] = {"return_offsets_mapping": True} if tokenizer.is_fast else {}
+    if max_len is not None:
+        wanted |= {"truncation": True, "max_length": max_len}
+    try:
+        return tokenizer(text, verbose=False, **wanted)
+    except Exception as error:  # tokenizers raise what they like
+        raise InputError(f"the model's tokenizer fails: {printable(error)}") from None
+
+
+def shifted_right(encoded: Encoded, start: int, end: int | None, raw_start: str) -> Encoded:
+    """What a decoder reads while it writes these texts: a start token first, no end token last."""
+
+    def shift(rows: Sequence[Sequence[Any]], first: Any) -> tuple[Any, ...]:
+        return tuple(
+            (first, *(row[:-1] if ids and ids[-1] == end else row))
+            for row, ids in zip(rows, encoded.ids, strict=True)
+        )
+
+    return Encoded(
+        encoded.texts,
+        shift(encoded.ids, start),
+        shift(encoded.raw, raw_start),
+        shift(encoded.spans, (0, 0)),
+        shift(encoded.special, True),
+        shift(encoded.types, 0),
+        encoded.pad_id,
+        encoded.pad_side,
+    )

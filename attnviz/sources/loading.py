@@ -1,0 +1,323 @@
+"""A pretrained model from a folder, a `.gguf` file or the hub, ready to be looked at.
+
+transformers does the loading; what is added here is one line where it fails, the memory known
+before, and no noise. Code that comes with a model runs only when that is asked for, and weights in
+pickle are read by transformers with `weights_only`.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from functools import partial
+from importlib import import_module
+from logging import CRITICAL
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from attnviz.config import DTYPES, choice
+from attnviz.errors import AttnvizError, ConfigError, InputError, printable
+from attnviz.machine import human_bytes, require_memory
+from attnviz.sources.attention_modules import Place, places
+
+INSTALL = "pip install 'attnviz[models]'"
+
+DEVICES = ("auto", "cpu", "cuda", "mps")
+
+HEADS = re.compile(r"pooler|head|classifier|logit|projection|position_ids|score")
+"""Parameters that no attention needs: a checkpoint may be without them."""
+
+Progress = Callable[[str], None]
+"""Called with a few words when a stage of the loading begins."""
+
+
+@dataclass(frozen=True, eq=False)
+class Outline:
+    """A model before its weights are loaded: what it is, and where its attention happens.
+
+    `network` has no memory behind its parameters (torch's meta device).
+    """
+
+    source: str
+    config: Any
+    network: nn.Module
+    origin: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def towers(self) -> dict[str, list[Place]]:
+        """The stacks of layers with attention, each with its modules."""
+        found: dict[str, list[Place]] = {}
+        for place in places(self.network).values():
+            found.setdefault(place.tower, []).append(place)
+        return found
+
+    def n_bytes(self, dtype: str) -> int:
+        """Bytes of all parameters."""
+        return DTYPES[dtype] * sum(p.numel() for p in self.network.parameters())
+
+
+@dataclass(frozen=True, eq=False)
+class LoadedModel:
+    """A model with its weights, in eval mode, and what turns inputs into its numbers.
+
+    `tokenizer` is for text, `processor` for images or sound; each is None where the model's
+    folder has none.
+    """
+
+    source: str
+    network: Any
+    tokenizer: Any = None
+    processor: Any = None
+
+    @property
+    def config(self) -> Any:
+        return self.network.config
+
+    @property
+    def device(self) -> torch.device:
+        device: torch.device = next(iter(self.network.parameters())).device
+        return device
+
+
+def outline_model(
+    source: str | Path,
+    *,
+    revision: str | None = None,
+    trust_remote_code: bool = False,
+    generates: bool = False,
+    progress: Progress | None = None,
+) -> Outline:
+    """Read a model's configuration and build it without weights.
+
+    `source` is a folder, a `.gguf` file, or a name on the hub (`owner/name`), of which `revision`
+    may name a branch, tag or commit. Offline flags and the cache are huggingface_hub's own
+    (HF_HUB_OFFLINE, HF_HOME). `generates` asks for the class with a language head. Raises
+    `InputError` in one line when there is no model that transformers knows.
+    """
+    transformers = _transformers()
+    shown = printable(source)
+    where, options = _where(str(source))
+    options |= {"trust_remote_code": trust_remote_code}  # left out, transformers would ask
+    if revision is not None:
+        if "local" in where:
+            raise ConfigError(f"--revision {printable(revision)}: {shown} is here, not on the hub")
+        options["revision"] = revision
+    if progress is not None:
+        progress(f"reading {shown}" if "local" in where else f"asking the hub for {shown}")
+    place = where.get("local", where.get("name"))
+    with _understood(shown, trust_remote_code), _quiet():
+        config = transformers.AutoConfig.from_pretrained(place, **options)
+        kind = _kind(transformers, config, generates)
+        with torch.device("meta"):
+            network = kind.from_config(config, trust_remote_code=trust_remote_code)
+    return Outline(shown, config, network, {"place": place, "options": options, "kind": kind})
+
+
+def load_model(
+    source: str | Path | Outline,
+    *,
+    dtype: str = "float32",
+    device: str = "cpu",
+    progress: Progress | None = None,
+    **how: Any,
+) -> LoadedModel:
+    """Load a model and its tokenizer or processor; see `outline_model` for the other arguments.
+
+    Raises `InputError` in one line when it cannot be loaded, when its checkpoint lacks parameters
+    that attention needs (transformers would make up random ones), or does not fit in memory.
+    """
+    choice("--dtype", dtype, tuple(DTYPES))
+    target = choose_device(device)
+    outline = (
+        source if isinstance(source, Outline) else outline_model(source, progress=progress, **how)
+    )
+    transformers = _transformers()
+    needed = outline.n_bytes(dtype)
+    require_memory(
+        needed + needed // 8,
+        f"{outline.source} in {dtype}",
+        "give a smaller model, or --dtype bfloat16",
+    )
+    place, options, kind = (outline.origin[name] for name in ("place", "options", "kind"))
+    if progress is not None:
+        progress(f"loading {outline.source}, {human_bytes(needed)}")
+    with _understood(outline.source, options["trust_remote_code"]), _quiet():
+        network, report = kind.from_pretrained(
+            place,
+            config=outline.config,
+            dtype=getattr(torch, dtype),
+            output_loading_info=True,
+            **options,
+        )
+    _require_whole(outline.source, network, report)
+    network.to(target).eval()
+    with _quiet():
+        tokenizer = _first(("AutoTokenizer",), transformers, place, options)
+        processor = _first(
+            ("AutoImageProcessor", "AutoFeatureExtractor"), transformers, place, options
+        )
+    return LoadedModel(outline.source, network, tokenizer, processor)
+
+
+def choose_device(device: str) -> str:
+    """`auto` is the first of cuda, mps and cpu that is there. Raises `ConfigError` otherwise."""
+    choice("--device", device, DEVICES)
+    if device != "auto":
+        from attnviz.sources.from_config import require_device
+
+        require_device(device)
+        return device
+    if torch.cuda.is_available():
+        return "cuda"
+    return "mps" if torch.backends.mps.is_available() else "cpu"
+
+
+# ── finding it ───────────────────────────────────────────────────────────────────────────────
+
+
+def _transformers() -> Any:
+    try:
+        import transformers
+    except ImportError:
+        raise AttnvizError(
+            f"--model needs transformers, which is not installed: {INSTALL}"
+        ) from None
+    return transformers
+
+
+def _where(source: str) -> tuple[dict[str, str], dict[str, Any]]:
+    """`{"local": folder}` or `{"name": …}`, and the options that go with it."""
+    path = Path(source).expanduser()
+    shown = printable(source)
+    if path.is_dir():
+        if not (path / "config.json").is_file():
+            files = sorted(path.glob("*.gguf"))
+            if len(files) == 1:
+                return _where(str(files[0]))
+            hint = f"name one of its files: {printable(files[0].name)}, say" if files else ""
+            hint = (
+                hint or "a folder made by save_pretrained, or a snapshot from the hub, is expected"
+            )
+            raise InputError(f"--model {shown}: there is no config.json in that folder; {hint}")
+        return {"local": str(path)}, {}
+    if path.suffix.lower() == ".gguf":
+        if not path.is_file():
+            raise InputError(f"--model {shown}: there is no such file")
+        for package in ("gguf", "accelerate"):
+            _require_package(package, "reads .gguf files")
+        return {"local": str(path.parent)}, {"gguf_file": path.name}
+    if path.is_file():
+        raise InputError(
+            f"--model {shown} is a file; a model's folder, a .gguf file or a name on the hub is "
+            "expected (--weights reads the parameters of single layers)"
+        )
+    named = re.fullmatch(r"[\w.-]+(/[\w.-]+)?", source, re.ASCII)
+    if not named or source.startswith((".", "~", os.sep)):
+        raise InputError(f"--model {shown}: there is no such folder")
+    return {"name": source}, {}
+
+
+def _require_package(name: str, does: str) -> None:
+    from importlib.util import find_spec
+
+    if find_spec(name) is None:
+        raise AttnvizError(f"--model: {name}, which {does}, is not installed: {INSTALL}")
+
+
+def _kind(transformers: Any, config: Any, generates: bool) -> Any:
+    """The Auto class: the bare model, or the one that can generate."""
+    if not generates:
+        return transformers.AutoModel
+    if getattr(config, "is_encoder_decoder", False):
+        return transformers.AutoModelForSeq2SeqLM
+    return transformers.AutoModelForCausalLM
+
+
+def _first(
+    names: tuple[str, ...], transformers: Any, place: str, options: Mapping[str, Any]
+) -> Any:
+    """The first of the Auto classes that finds its files beside the model; None if none does."""
+    for name in names:
+        with suppress(Exception):  # each family's lack of a file shows in an error of its own
+            return getattr(transformers, name).from_pretrained(place, **options)
+    return None
+
+
+def _require_whole(shown: str, network: nn.Module, report: Mapping[str, Any]) -> None:
+    """Raise `InputError` when parameters that attention needs were not in the checkpoint."""
+    missing = sorted(name for name in report["missing_keys"] if not HEADS.search(name))
+    if missing:
+        total = len(network.state_dict())
+        raise InputError(
+            f"--model {shown}: its checkpoint lacks {len(missing)} of {total} parameters, "
+            f"{printable(missing[0])} for one; is it that of another model?"
+        )
+
+
+# ── transformers' errors and noise ───────────────────────────────────────────────────────────
+
+
+@contextmanager
+def _understood(shown: str, trusted: bool) -> Iterator[None]:
+    """What goes wrong inside, in one line."""
+    try:
+        yield
+    except AttnvizError:
+        raise
+    except MemoryError:
+        raise AttnvizError(f"--model {shown}: out of memory") from None
+    except Exception as error:  # transformers, the hub and each family have errors of their own
+        raise InputError(f"--model {shown}: {_reason(error, trusted)}") from error
+
+
+def _reason(error: Exception, trusted: bool) -> str:
+    text = str(error)
+    if "trust_remote_code" in text and not trusted:
+        return "it comes with code of its own; --trust-remote-code runs it, if you trust it"
+    if "couldn't connect" in text or "offline" in text.lower():
+        return "no folder of that name is here, and the hub cannot be reached nor has the cache it"
+    if "model type `" in text:
+        kind = printable(text.partition("model type `")[2].partition("`")[0], 40)
+        from transformers import __version__
+
+        return f"its model_type '{kind}' is unknown to transformers {__version__}"
+    if "not a valid model identifier" in text or "Repository Not Found" in text:
+        return "no folder of that name is here, and no such model is on the hub"
+    line = next((line for line in text.splitlines() if line.strip()), type(error).__name__)
+    return printable(line.strip(), 200)
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """transformers and the hub's client without progress bars and warnings, for a while."""
+    # by name: what these libraries say of their types differs from version to version
+    hub: Any = import_module("huggingface_hub.utils")
+    gguf: Any = import_module("transformers.modeling_gguf_pytorch_utils")
+    logs: Any = import_module("transformers.utils.logging")
+    verbosity, hub_verbosity = logs.get_verbosity(), hub.logging.get_verbosity()
+    bars, hub_bars = logs.is_progress_bar_enabled(), not hub.are_progress_bars_disabled()
+    logs.set_verbosity(CRITICAL)
+    hub.logging.set_verbosity(CRITICAL)
+    logs.disable_progress_bar()
+    hub.disable_progress_bars()
+    bar = gguf.tqdm  # this one bar does not ask whether bars are wanted
+    gguf.tqdm = partial(bar, disable=True)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        gguf.tqdm = bar
+        logs.set_verbosity(verbosity)
+        hub.logging.set_verbosity(hub_verbosity)
+        if bars:
+            logs.enable_progress_bar()
+        if hub_bars:
+            hub.enable_progress_bars()
