@@ -144,7 +144,8 @@ class Report:
         lines = [f"{finding.what}: {counted}{of}{self._where(finding)}"]
         measure = f" {finding.measure}" if finding.measure else ""
         place = finding.worst.words(self.sizes["L"], self.sizes["B"])
-        lines.append(f"worst: {place}:{measure} {number(finding.worst.value)}")
+        label = "worst" if finding.unit != "head" or finding.name == "sink" else "for instance"
+        lines.append(f"{label}: {place}:{measure} {number(finding.worst.value)}")
         if finding.cause:
             lines.append(finding.cause)
         return lines

@@ -2,24 +2,17 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from math import sqrt
+from functools import partial
 
 import numpy as np
 
 from attnviz.checks import lookalikes
+from attnviz.checks.causes import Causes, dropout_of
 from attnviz.checks.finding import Finding, InHead, Place
-from attnviz.checks.precision import row_tolerance
-from attnviz.checks.scan import FEWEST_ROWS, SUNKEN, DropoutSums, Evidence, Tally
-from attnviz.checks.subject import Array, Mask, Subject
-
-MOST_DIAGNOSES = 16
-"""Layers whose worst head is looked at again for the cause."""
-
-ROWS_TRIED = 16
-"""Rows of a head that are looked at for a sum over another axis."""
+from attnviz.checks.scan import FEWEST_ROWS, SUNKEN, Evidence, Tally
+from attnviz.checks.subject import Mask, Subject
 
 
 def findings_of(subject: Subject, seen: Evidence, sinks: bool) -> Iterator[Finding]:
@@ -43,23 +36,29 @@ class Judge:
     seen: Evidence
     sinks: bool
 
+    @property
+    def causes(self) -> Causes:
+        """What to ask for causes."""
+        return Causes(self.subject, self.seen)
+
     # ── each check ───────────────────────────────────────────────────────────────────────────
 
     def not_finite(self) -> Iterator[Finding]:
+        causes = self.causes
         if self.seen.finite:
             yield self._finding(
                 "finite",
                 True,
                 "weights that are NaN or infinite",
-                self._cause(self.seen.finite, self._why_not_finite),
+                causes.of(self.seen.finite, causes.not_finite),
                 "cell",
                 self.seen.finite,
             )
 
     def negative(self) -> Iterator[Finding]:
         if self.seen.negative:
-            tally = self.seen.negative
-            cause = self._cause(tally, self._why_negative)
+            tally, causes = self.seen.negative, self.causes
+            cause = causes.of(tally, causes.negative)
             yield self._finding("negative", True, "negative weights", cause, "cell", tally)
 
     def rows(self) -> Iterator[Finding]:
@@ -86,7 +85,8 @@ class Judge:
             )
         wrong = {*layers.tolist()} - {*dropped}
         if wrong:
-            cause = self._cause(tally, self._why_sum, wrong)
+            causes = self.causes
+            cause = causes.of(tally, causes.sums, wrong)
             yield self._finding(
                 "rows", True, "rows that do not sum to 1", cause, "row", tally, "sum", wrong
             )
@@ -95,15 +95,11 @@ class Judge:
         for i, (told, tally) in enumerate(zip(self.subject.told, self.seen.leaks, strict=True)):
             if not tally:
                 continue
-
-            def why(layer: int, head: int, place: Array, number: int = i) -> str:
-                return self._why_leak(number, layer, head, place)
-
             yield self._finding(
                 f"leak:{told.name}",
                 True,
                 f"weight where the {told.name} mask forbids it",
-                self._cause(tally, why),
+                self.causes.of(tally, partial(self.causes.leak, i)),
                 "cell",
                 tally,
                 "weight",
@@ -213,8 +209,8 @@ class Judge:
         if not self.seen.support:
             return
         shapes: dict[str, list[int]] = {}
-        for (layer, _), support in self.seen.support.items():
-            words = self._unused(support)
+        for (layer, sequence), support in self.seen.support.items():
+            words = lookalikes.unused(self.subject, layer, sequence, support)
             if words:
                 shapes.setdefault(words, []).append(layer)
         for words, layers in shapes.items():
@@ -228,166 +224,6 @@ class Judge:
                 lambda layer, head: self._first_place(layer, head),
                 "largest weight",
             )
-
-    # ── causes ───────────────────────────────────────────────────────────────────────────────
-
-    def _cause(
-        self,
-        tally: Tally,
-        why: Callable[[int, int, Array], str],
-        layers: set[int] | None = None,
-    ) -> str:
-        """The commonest cause among the worst heads of the layers."""
-        found: Counter[str] = Counter()
-        rows = [i for i in np.flatnonzero(tally.count.any(1)).tolist() if not layers or i in layers]
-        for layer in rows[:MOST_DIAGNOSES]:
-            head = int(np.argmax(tally.size[layer]))
-            found[why(layer, head, tally.place[layer, head])] += 1
-        found.pop("", None)
-        return found.most_common(1)[0][0] if found else ""
-
-    def _why_not_finite(self, layer: int, head: int, place: Array) -> str:
-        sequence, query, _ = place.tolist()
-        rows = slice(query, query + 1)
-        row = self.subject.layers[layer][sequence, head, query]
-        allowed = self.subject.allowed(layer, sequence, rows)
-        if allowed is not None and not allowed[head if len(allowed) > 1 else 0].any():
-            real = bool(self.subject.query_valid[sequence, query])
-            where = "" if real else ", here a row of padding,"
-            return (
-                f"a row that may see nothing{where} is NaN: softmax of a row that is -inf "
-                "everywhere. Set such rows to 0; in the next layer NaN reaches the other tokens"
-            )
-        shape = self._obeyed(layer, head, place)
-        if shape:
-            return f"{shape}; the row that sees nothing by it is NaN"
-        if np.isnan(row).all():
-            return (
-                "whole rows are NaN: a score was infinite (in float16, beyond 65504) or NaN, or "
-                "the mask left nothing to see"
-            )
-        return "a NaN in q, k or the layer's weights reaches every row of that token"
-
-    def _why_negative(self, layer: int, head: int, place: Array) -> str:
-        sequence, query, _ = place.tolist()
-        total = float(self.subject.layers[layer][sequence, head, query].sum(dtype=np.float64))
-        if abs(total - 1) < 0.02:
-            return "softmax gives none: a difference of two maps, or weights changed afterwards"
-        return "these look like scores, before softmax; --softmax turns them into weights"
-
-    def _why_sum(self, layer: int, head: int, place: Array) -> str:
-        """Why rows do not sum to 1: the axis, the mask, or what came after softmax."""
-        sequence = int(place[0])
-        if self.seen.negative.count[layer].any():
-            return "these look like scores, before softmax; --softmax turns them into weights"
-        axis = self._axis(layer, sequence, head)
-        if axis:
-            return axis
-        if (
-            self.seen.empty.count[layer, head]
-            and self.seen.empty.count[layer, head] == (self.seen.rows.count[layer, head])
-        ):
-            shape = self._obeyed(layer, head, place)
-            return shape or (
-                "rows of zeros: what ran let them see nothing, though the masks told here allow it"
-            )
-        return self._after_softmax(layer, sequence, head)
-
-    def _axis(self, layer: int, sequence: int, head: int) -> str:
-        """Whether the weights sum to 1 along another axis than the keys."""
-        subject = self.subject
-        _, batch, heads, queries, keys = subject.shape
-        weights = subject.layer(layer)
-        limit = 4 * row_tolerance("bfloat16", 2)  # what is found is gross
-        tried = slice(0, min(keys, ROWS_TRIED))
-        rows = slice(0, min(queries, ROWS_TRIED))
-        allowed = subject.allowed(layer, sequence, slice(0, queries))
-        may: Mask = np.ones((queries, keys), dtype=bool)
-        if allowed is not None:
-            may = allowed[head if len(allowed) > 1 else 0]
-        along_queries = weights[sequence, head, :, tried].sum(0, dtype=np.float64)
-        if queries > 1 and _are_ones(along_queries, np.asarray(may[:, tried].any(0)), limit):
-            return (
-                "each column sums to 1: softmax ran along the queries; along the keys it is "
-                "softmax(dim=-1)"
-            )
-        if heads > 1 and _are_ones(
-            weights[sequence, :, rows].sum(0, dtype=np.float64), may[rows], limit
-        ):
-            return "the heads of a cell sum to 1: softmax ran along the heads, dim=1 for dim=-1"
-        if batch > 1 and _are_ones(
-            weights[:, head, rows].sum(0, dtype=np.float64), may[rows], limit
-        ):
-            return "the sequences of a cell sum to 1: softmax ran along the batch, dim=0 for dim=-1"
-        return ""
-
-    def _after_softmax(self, layer: int, sequence: int, head: int) -> str:
-        """What was done to rows that once summed to 1."""
-        subject = self.subject
-        rows = slice(0, min(subject.shape[3], lookalikes.LARGEST_VIEW))
-        real = subject.query_valid[sequence, rows]
-        sums = subject.layers[layer][sequence, head, rows].sum(-1, dtype=np.float64)
-        allowed = subject.allowed(layer, sequence, rows)
-        off = np.abs(sums - 1)
-        if allowed is not None:
-            may = allowed[head if len(allowed) > 1 else 0]
-            whole, cut = real & may.all(-1), real & may.any(-1) & ~may.all(-1)
-            short = bool((sums[cut] < 1).all()) and cut.any()
-            if short and (off[whole] <= self.seen.tolerance).all() and whole.any():
-                return (
-                    "rows with a forbidden key fall short, others do not: the mask was multiplied "
-                    "in after softmax; it belongs before, as -inf"
-                )
-            if short and not whole.any():
-                return (
-                    "every row falls short: the mask was multiplied in after softmax, where it "
-                    "belongs before, as -inf; or a sink takes the rest (--sinks)"
-                )
-        good = sums[real & (sums != 0)]
-        if len(good) and (good < 1).all() and not np.allclose(good, good[0], rtol=1e-3):
-            return (
-                "every row falls short by a share of its own: keys were left out after softmax, or "
-                "a sink or softmax-off-by-one takes the rest (--sinks)"
-            )
-        if len(good) > 1 and np.allclose(good, good[0], rtol=1e-3):
-            return f"every row sums to {good[0]:.4g}: the weights were scaled after softmax"
-        if off[real].max(initial=0) <= row_tolerance("bfloat16", subject.shape[-1]):
-            return (
-                "the sums are off by little: softmax in a lower precision than that of the file "
-                "(bfloat16 or float16), or heads averaged in it; --tolerance accepts it"
-            )
-        return "weights were changed after softmax: thresholded, averaged, or cut off"
-
-    def _why_leak(self, number: int, layer: int, head: int, place: Array) -> str:
-        words = lookalikes.explain(self.subject, number, layer, head, place)
-        if words:
-            return words
-        sequence, query, _ = place.tolist()
-        row = self.subject.layers[layer][sequence, head, query]
-        if row.min() == row.max() and row.size > 1:
-            return (
-                "the row is uniform over all keys, forbidden ones too: what ran let it see "
-                "nothing, and -1e9 in place of -inf made it uniform. Is it padding (--lengths)?"
-            )
-        return ""
-
-    def _obeyed(self, layer: int, head: int, place: Array) -> str:
-        """What one of the masks became, by where the head has weight."""
-        for number in range(len(self.subject.told)):
-            words = lookalikes.explain(self.subject, number, layer, head, place)
-            if words:
-                return words
-        return ""
-
-    def _unused(self, support: Mask) -> str:
-        """What no head of a layer looks at, where that is a whole pattern; "" otherwise."""
-        shape = lookalikes.pattern_of(support)
-        told = {mask.kind for mask in self.subject.told}
-        if not told and shape.endswith("anticausal"):
-            return "nobody looks at earlier keys: a causal mask, transposed or inverted"
-        if "strictly" in shape and not told & {"mask", "run"}:
-            return "nobody looks at itself: a mask that is shifted by one"
-        return ""
 
     # ── building findings ────────────────────────────────────────────────────────────────────
 
@@ -470,37 +306,3 @@ class Judge:
             token(sequence, at_q, of_keys=False),
             token(sequence, at_k, of_keys=True),
         )
-
-
-def _are_ones(sums: Array, counts: Mask, limit: float) -> bool:
-    """Whether the sums that count, two at least, are all 1."""
-    counted = sums[counts]
-    return len(counted) > 1 and bool((np.abs(counted - 1) <= limit).all())
-
-
-def dropout_of(sums: DropoutSums) -> float | None:
-    """The p of dropout that explains how rows add up; None where it does not.
-
-    Dropout makes zeros of a share p of the weights and divides the others by 1 - p (Srivastava et
-    al. 2014, as libraries have it): rows without a zero sum to 1/(1 - p), no row to more, and the
-    mean of all is 1.
-    """
-    if sums.rows < 2 or not sums.zeros or sums.largest <= 1:
-        return None
-    share = sums.zeros / sums.cells
-    if not 0.0 < share < 0.95:
-        return None
-    p = share
-    if sums.whole_high > 0:  # rows without a zero tell p exactly
-        if sums.whole_high - sums.whole_low > 0.02 * sums.whole_high or sums.whole_low <= 1:
-            return None
-        p = 1 - 1 / sums.whole_high
-    spread = 5 * sqrt(share * (1 - share) / sums.cells) + 0.02
-    mean = sums.total / sums.rows
-    deviation = sqrt(max(sums.squares / sums.rows - mean**2, 0.0))
-    fits = (
-        abs(p - share) <= spread
-        and sums.largest <= 1 / (1 - p) * 1.02 + 5 * spread
-        and abs(mean - 1) <= 5 * deviation / sqrt(sums.rows) + 0.02
-    )
-    return p if fits else None

@@ -78,7 +78,8 @@ CAUSES = {
     "that it may, itself under a causal mask (tril(diagonal=-1), or triu(diagonal=0) to forbid)",
     "mirrored": "the {mask} mask looks mirrored: padding on the left where it stands on the right, "
     "or the reverse",
-    "ignored": "the {mask} mask looks ignored: all keys have weight, so it was never applied",
+    "ignored": "the {mask} mask looks ignored: forbidden keys have weight like others; it was "
+    "never applied, or as numbers that are too small",
 }
 
 PADDING_CAUSES = {
@@ -180,7 +181,6 @@ def _candidates(
 ) -> Iterator[tuple[str, Mask]]:
     """What the mask may have become, in words, with the mask `[rows keys]`."""
     layer, sequence, head = where
-    _, batch, heads, queries, _ = subject.shape
     own = _of_head(told.allows(layer, sequence, view.rows), head)[:, view.keys]
     side = subject.keys.pad_side
     sides = {"side": side, "other": "left" if side == "right" else "right"}
@@ -192,37 +192,93 @@ def _candidates(
         if name == "mirrored" and told.kind != "padding":
             continue
         changed = change(own)
+        if (
+            name == "transposed"
+            and told.kind == "padding"
+            and not _padded_rows_are_blind(subject, where, view)
+        ):
+            continue  # for real queries it is the same as none
         if changed is not None:
             kinds = PADDING_CAUSES if told.kind == "padding" else CAUSES
             yield kinds.get(name, CAUSES[name]).format(mask=told.name, **sides), changed
-    another = (sequence * heads + head) % batch
-    if another != sequence and view.rows == slice(0, queries):
-        mask = _of_head(told.allows(layer, another, view.rows), head)[:, view.keys]
-        yield OTHER_SEQUENCE.format(mask=told.name), mask
+
+
+def _padded_rows_are_blind(subject: Subject, where: tuple[int, int, int], view: View) -> bool:
+    """Whether rows of padding are what a row is that sees nothing: uniform, zeros or NaN."""
+    layer, sequence, head = where
+    padded = ~subject.query_valid[sequence, view.rows]
+    rows = subject.layers[layer][sequence, head, view.rows][padded]
+    return len(rows) > 0 and bool(((rows == rows[:, :1]).all(-1) | np.isnan(rows).any(-1)).all())
 
 
 def _of_head(mask: Mask, head: int) -> Mask:
     return np.asarray(mask[head if len(mask) > 1 else 0])
 
 
-# ── masks that nobody told ───────────────────────────────────────────────────────────────────
+def of_other_sequences(subject: Subject, number: int, layer: int) -> bool:
+    """Whether every head obeys the mask of the sequence that `repeat` would give it.
 
-PATTERNS: dict[str, Callable[[Array, Array], Mask]] = {
-    "causal": lambda q, k: k <= q,
-    "strictly causal": lambda q, k: k < q,
-    "anticausal": lambda q, k: k >= q,
-    "strictly anticausal": lambda q, k: k > q,
-}
+    nn.MultiheadAttention wants a mask `[B·H Tq Tk]` with the heads of a sequence together. Of
+    `mask.repeat(H, 1, 1)` head h of sequence b gets that of sequence (b·H + h) mod B.
+    """
+    _, batch, heads, queries, keys = subject.shape
+    if batch < 2 or queries * keys > LARGEST_VIEW**2:
+        return False
+    rows = slice(0, queries)
+    told = subject.told[number]
+    for sequence in range(batch):
+        real = subject.query_valid[sequence]
+        for head in range(heads):
+            other = _of_head(told.allows(layer, (sequence * heads + head) % batch, rows), head)
+            map_ = subject.layers[layer][sequence, head]
+            judged = real & other.any(-1)
+            if ((np.abs(map_) > 0) & ~other)[judged].any():
+                return False
+    return True
 
 
-def pattern_of(support: Mask) -> str:
-    """What `support` `[Tq Tk]` looks like, a key of `PATTERNS`; "" where like none of them."""
+# ── what the masks allow and nobody uses ─────────────────────────────────────────────────────
+
+FEWEST_TOKENS = 3
+"""Queries and keys that a map must have to show a pattern."""
+
+
+def unused(subject: Subject, layer: int, sequence: int, support: Mask) -> str:
+    """A whole pattern of cells that the masks allow and no head of a layer ever looks at, in words.
+
+    `support` is bool `[Tq Tk]`, True where some head has weight; "" where nothing stands out.
+    """
     queries, keys = support.shape
-    if queries != keys or queries < 3:
+    if min(queries, keys) < FEWEST_TOKENS or not support.any():
+        return ""
+    rows = slice(0, queries)
+    real = subject.query_valid[sequence][:, None]
+    masks = [np.asarray(told.allows(layer, sequence, rows).any(0)) for told in subject.told]
+    allowed = all_of([np.broadcast_to(real, support.shape), *masks])
+    assert allowed is not None
+    if not (allowed & ~support).any():
         return ""
     q, k = np.arange(queries)[:, None], np.arange(keys)[None, :]
-    for name, cells in PATTERNS.items():
-        inside = cells(q, k)
-        if not (support & ~inside).any() and support.sum() > 0.9 * inside.sum():
-            return name
-    return ""
+    kinds = {told.kind for told in subject.told}
+    candidates: dict[str, Mask] = {}
+    for told, own in zip(subject.told, masks, strict=True):
+        for words, allows in told.mistakes.items():
+            candidates[f"the {told.name} mask is as if {words}"] = allows(layer, sequence, rows)[0]
+        if told.kind != "padding":
+            candidates[f"the {told.name} mask hides the last key that a query may see"] = earlier(
+                own
+            )
+    if not kinds and queries == keys:
+        candidates["nobody looks at earlier keys: a causal mask, transposed or inverted"] = k >= q
+    if queries == keys:
+        candidates["nobody looks at itself: a mask that is shifted by one"] = k != q
+        candidates["nobody looks at itself or later: a causal mask, shifted by one"] = k < q
+        if not kinds:
+            candidates["nobody looks at itself or earlier: a causal mask that is inverted"] = k > q
+    best, fewest = "", int(allowed.sum())
+    for words, cells in candidates.items():
+        left = allowed & cells
+        n = int(left.sum())
+        if n < fewest and not (support & real & ~left).any() and support[left].all():
+            best, fewest = words, n
+    return best

@@ -68,11 +68,11 @@ class Case:
         if self.positions.kind == "rope":
             q = rotated(q, self.q_at, self.positions.base, self.positions.pairs)
             k = rotated(k, self.k_at, self.positions.base, self.positions.pairs)
-        scores: Floats = q @ np.swapaxes(share(k, self.n_heads), -1, -2) * self.by
+        scores = np.asarray(q @ np.swapaxes(share(k, self.n_heads), -1, -2) * self.by)
         if self.positions.kind == "alibi":
             apart = self.q_at[:, None, :, None] - self.k_at[:, None, None, :]
             scores = scores - alibi_slopes(self.n_heads)[:, None, None] * np.abs(apart)
-        return scores
+        return np.asarray(scores)
 
     def weights(self) -> Floats:
         """The right weights: softmax over what is allowed; a row that sees nothing is 0."""
@@ -158,6 +158,11 @@ def _of_masks(case: Case) -> Iterator[Mistake]:
                 changed = replace(case, masks=masks)
                 said = (said or words[name]).format(mask=told.name)
                 yield Mistake(said, changed.weights, changed)
+        for said, allows in told.mistakes.items():
+            rows = slice(0, case.q.shape[2])
+            mask = np.stack([allows(0, sequence, rows) for sequence in range(len(case.q))])
+            changed = replace(case, masks=(*case.masks[:i], mask, *case.masks[i + 1 :]))
+            yield Mistake(f"the {told.name} mask is as if {said}", changed.weights, changed)
     if len(case.masks) > 1:
         together = case.allowed
         assert together is not None

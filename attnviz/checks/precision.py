@@ -46,10 +46,11 @@ def row_tolerance(precision: str, n_keys: int) -> float:
     With u the roundoff of `precision`: each weight is rounded, and so are the exponential, the
     divisor and the quotient: 4 u of the whole sum. exp(log_softmax(x)) rounds the logarithms, which
     moves the sum by at most u times the row's entropy, ln n. The divisor is a sum of n terms, made
-    in float32 at least (as every common library does for shorter forms): n of its roundoffs. In
-    float16 small weights have a fixed step of 2⁻²⁴, and each is off by half of it.
+    in float32 at least (as every common library does for shorter forms): n of its roundoffs, and 16
+    for the fast exponentials and divisions of GPUs. In float16 small weights have a fixed step of
+    2⁻²⁴, and each is off by half of it.
     """
     roundoff = ROUNDOFF[precision]
     accumulator = min(roundoff, ROUNDOFF["float32"])
     steps = 2.0**-25 if precision == "float16" else 0.0
-    return roundoff * (4 + log(n_keys)) + n_keys * (accumulator + steps)
+    return roundoff * (4 + log(n_keys)) + (n_keys + 16) * accumulator + n_keys * steps

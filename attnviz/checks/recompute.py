@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -30,8 +30,8 @@ COPIES = 6
 class Given:
     """What the weights are compared with."""
 
-    q: Heads | None
-    k: Heads | None
+    q: Heads
+    k: Heads
     v: Heads | None
     context: Heads | None
     positions: Positions
@@ -40,7 +40,7 @@ class Given:
     @property
     def checked(self) -> tuple[str, ...]:
         """The checks that can be made."""
-        return (("expected",) if self.q else ()) + (("context",) if self.context else ())
+        return ("expected", "context") if self.context else ("expected",)
 
 
 def read_positions(given: str) -> Positions:
@@ -100,8 +100,7 @@ def _width(v: Any, k: Heads) -> int | None:
 
 def findings_of(subject: Subject, given: Given, sinks: bool) -> Iterator[Finding]:
     """Where the weights are not those of q and k, and the context not that of weights and v."""
-    if given.q is not None and given.k is not None:
-        yield from _of_weights(subject, given, sinks)
+    yield from _of_weights(subject, given, sinks)
     if given.v is not None and given.context is not None:
         yield from _of_context(subject, given)
 
@@ -154,8 +153,6 @@ def _of_weights(subject: Subject, given: Given, sinks: bool) -> Iterator[Finding
 
 def case_of(subject: Subject, given: Given, layer: int) -> Case:
     """What a layer is computed from."""
-    assert given.q is not None
-    assert given.k is not None
     rows = slice(0, subject.shape[3])
     masks = tuple(
         np.stack([told.allows(layer, sequence, rows) for sequence in range(subject.shape[1])])
@@ -189,8 +186,8 @@ def _explain(
             return mistake.words, mistake.fails
     for precision in ("float16", "bfloat16"):
         words = (
-            f"the differences are of the size of {precision} rounding: scores or softmax were "
-            f"computed in {precision} or so, and saved as {weights.dtype.name}"
+            "the differences are of the size that half precision makes: scores or softmax were "
+            f"computed in float16 or bfloat16, and saved as {weights.dtype.name}"
         )
         mistake = Mistake(words, case.weights, case, fails=False)
         if only in (None, words) and _agrees(subject, weights, mistake, sinks, precision):
@@ -299,8 +296,8 @@ def _of_context(subject: Subject, given: Given) -> Iterator[Finding]:
             size = np.where(np.isnan(apart[sequence]), np.inf, apart[sequence]).max(-1)
             off.add(block, rows, size, size)
         cause = "none of the usual mistakes gives these numbers"
-        for words, context in _context_mistakes(subject, given, layer, weights, v):
-            if (~(np.abs(made - context) <= limit) & counts[..., None]).sum() == 0:
+        for words, context, more in _context_mistakes(subject, given, layer, weights, v):
+            if not (~(np.abs(made - context) <= limit + more) & counts[..., None]).any():
                 cause = words
                 break
         causes.setdefault(cause, set()).add(layer)
@@ -319,14 +316,15 @@ def _context_limit(weights: Array, exact: Floats, v: Floats, context: Array) -> 
 
 def _context_mistakes(
     subject: Subject, given: Given, layer: int, weights: Floats, v: Floats
-) -> Iterator[tuple[str, Floats]]:
-    """Wrong contexts `[B H Tq d_v]`, and what was done."""
+) -> Iterator[tuple[str, Floats, Floats | float]]:
+    """What was done, the wrong context `[B H Tq d_v]`, and how much less exact than usual it is."""
     heads = subject.shape[2]
     right = weights @ share(v, heads)
     yield (
         "the heads of v are cut without a transpose: view(B, H, T, d_v) mixes tokens and heads; it "
         "is view(B, T, H, d_v).transpose(1, 2)",
         weights @ share(viewed(v), heads),
+        0.0,
     )
     if right.shape[1] > 1:
         batch, _, queries, width = right.shape
@@ -335,24 +333,33 @@ def _context_mistakes(
             "heads are put together without a transpose: reshape(B, T, H·d_v) of [B H T d_v] mixes "
             "tokens and heads; it is transpose(1, 2).reshape(B, T, H·d_v)",
             merged.reshape(batch, queries, heads, width).transpose(0, 2, 1, 3),
+            0.0,
         )
     if weights.shape[-1] == weights.shape[-2]:
         yield (
             "the weights are transposed before they meet v",
             np.swapaxes(weights, -1, -2) @ share(v, heads),
+            0.0,
         )
     if v.shape[1] < heads:
         yield (
             "value heads are shared in the wrong order: repeat gives 0 1 0 1, where "
             "repeat_interleave gives 0 0 1 1",
             weights @ np.tile(v, (1, heads // v.shape[1], 1, 1)),
+            0.0,
         )
-    if given.q is not None:
-        yield (
+    case = case_of(subject, given, layer)
+    for words, used in (
+        ("the context is that of weights without a mask", replace(case, masks=())),
+        (
             "the context is that of softmax(QKᵀ/√d_k), and these weights are others: saved before "
             "or after the ones that were used",
-            case_of(subject, given, layer).weights() @ share(v, heads),
-        )
+            case,
+        ),
+    ):
+        others = used.weights()
+        limit = _limits(subject.layer(layer), others, used)
+        yield words, others @ share(v, heads), limit @ np.abs(share(v, heads))
 
 
 def _finding(

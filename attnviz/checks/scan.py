@@ -129,13 +129,14 @@ class Evidence:
     dropout: list[DropoutSums]
     """For each layer."""
     support: dict[tuple[int, int], Mask] = field(default_factory=dict)
-    """`[Tq Tk]` of (layer, first sequence): cells that some head gives weight."""
+    """`[Tq Tk]` of (layer, sequence): cells that some head gives weight."""
     precision: set[str] = field(default_factory=set)
     tolerance: float = 0.0
 
 
-LARGEST_SUPPORT = 2**24
-"""Cells of a map up to which it is kept where the heads of a layer look."""
+LARGEST_SUPPORT = 2**26
+"""Cells for which it is kept whether any head of a layer looks at them: the first sequences of all
+layers, as many as that is enough for."""
 
 
 def scan(subject: Subject, tolerance: float | None, sinks: bool) -> Evidence:
@@ -143,7 +144,7 @@ def scan(subject: Subject, tolerance: float | None, sinks: bool) -> Evidence:
 
     With `sinks`, a row may sum to less than 1.
     """
-    layers, _, heads, queries, keys = subject.shape
+    layers, batch, heads, queries, keys = subject.shape
     shape = (layers, heads)
     seen = Evidence(
         finite=Tally(*shape),
@@ -162,8 +163,9 @@ def scan(subject: Subject, tolerance: float | None, sinks: bool) -> Evidence:
         fingerprint=np.zeros(shape),
         dropout=[DropoutSums() for _ in range(layers)],
     )
-    if queries * keys <= LARGEST_SUPPORT:
-        seen.support = {(i, 0): np.zeros((queries, keys), dtype=bool) for i in range(layers)}
+    for sequence in range(min(batch, LARGEST_SUPPORT // (layers * queries * keys))):
+        for layer in range(layers):
+            seen.support[layer, sequence] = np.zeros((queries, keys), dtype=bool)
     columns = np.zeros((heads, keys))
     chosen = np.zeros(heads, dtype=np.int64)
     for block in blocks(subject):

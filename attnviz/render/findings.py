@@ -156,7 +156,12 @@ def report_as_junit(report: Report, source: str) -> str:
         for layer in range(report.sizes["L"])
     ]
     failures = sum(any(finding.fails for finding in found) for _, _, found in cases)
-    counts: dict[str, Any] = {"tests": str(len(cases)), "failures": str(failures), "errors": "0", "time": "0"}
+    counts: dict[str, Any] = {
+        "tests": str(len(cases)),
+        "failures": str(failures),
+        "errors": "0",
+        "time": "0",
+    }
     root = ET.Element("testsuites", name="attnviz check", **counts)
     shown = printable(source, 1000)
     suite = ET.SubElement(root, "testsuite", name=shown, skipped="0", **counts)
