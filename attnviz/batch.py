@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import difflib
 import json
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import groupby
 from pathlib import Path
-from typing import TYPE_CHECKING, BinaryIO
+from typing import TYPE_CHECKING, Any, BinaryIO
 
-from attnviz.errors import InputError, printable, why_unreadable
+from attnviz.errors import ConfigError, InputError, printable, why_unreadable
 
 if TYPE_CHECKING:
     import numpy as np
@@ -23,10 +25,14 @@ SPECIAL_TOKENS = (PAD, SEP, "[CLS]", "[MASK]")
 """Written like this in a text, each is one token. Their ids come first: 0, 1, 2, 3."""
 
 PAD_SPELLINGS = (PAD, "<pad>")
+UNKNOWN_SPELLINGS = ("[UNK]", "<unk>")
 PAD_SIDES = ("right", "left")
 
 LARGEST_INPUT = 2**26
 """Bytes read from one file or pipe. A larger text cannot be meant for one attention map."""
+
+MOST_COMPARED = 5000
+"""Tokens of a vocabulary among which those like an unknown one are looked for."""
 
 Tokens = tuple[str, ...]
 
@@ -72,6 +78,54 @@ TOKENIZERS: dict[str, Callable[[str], list[str]]] = {
 }
 
 
+def tokenizer_named(name: str) -> Callable[[str], list[str]]:
+    """One of `TOKENIZERS`, or that of a `tokenizer.json`, with the special tokens that it adds."""
+    if name in TOKENIZERS:
+        return TOKENIZERS[name]
+    encode = read_tokenizer(name).encode
+    return lambda text: list(encode(text).tokens)
+
+
+@lru_cache(4)
+def read_tokenizer(name: str) -> Any:
+    """The `tokenizers.Tokenizer` of a `tokenizer.json`, which neither pads nor cuts off.
+
+    Raises `InputError`, one line, for any other file.
+    """
+    path, shown = Path(name), printable(name)
+    try:
+        import tokenizers
+    except ImportError:
+        raise ConfigError(
+            f"--tokenizer {shown} needs the library tokenizers: pip install 'attnviz[models]'"
+        ) from None
+    try:
+        with path.open("rb") as stream:
+            data = stream.read(LARGEST_INPUT + 1)
+    except OSError as error:
+        raise InputError(f"{shown}: {why_unreadable(path, error)}") from None
+    if len(data) > LARGEST_INPUT:
+        raise InputError(f"{shown} has over {LARGEST_INPUT >> 20} MiB; a tokenizer.json is smaller")
+    try:
+        found = tokenizers.Tokenizer.from_str(data.decode("utf-8-sig"))
+    except BaseException as error:  # a panic of the library is no Exception
+        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
+            raise
+        raise InputError(f"{shown} is no tokenizer.json: {printable(error)}") from None
+    found.no_padding()
+    found.no_truncation()
+    return found
+
+
+def vocabulary_of(tokenizer: Any) -> Tokens:
+    """The tokens of a `tokenizers.Tokenizer` by their ids; an id without one is shown as `<7>`."""
+    ids = tokenizer.get_vocab(with_added_tokens=True)
+    vocabulary = [f"<{i}>" for i in range(max(ids.values(), default=-1) + 1)]
+    for token, i in ids.items():
+        vocabulary[i] = token
+    return tuple(vocabulary)
+
+
 def _split(text: str, tokenize: Callable[[str], list[str]]) -> list[str]:
     """Tokenize what stands between special tokens; each special token stays whole."""
     import regex
@@ -97,7 +151,8 @@ class Reading:
 
 def from_texts(texts: Iterable[str], tokenizer: str = "words") -> Reading:
     """Each text is a sequence; an empty one stays, as a sequence of no tokens."""
-    return _trimmed([TOKENIZERS[tokenizer](_sound(text, "the text")) for text in texts])
+    tokenize = tokenizer_named(tokenizer)
+    return _trimmed([tokenize(_sound(text, "the text")) for text in texts])
 
 
 def from_file(
@@ -125,7 +180,8 @@ def from_file(
             for number, line in kept
         ]
     else:
-        found = [TOKENIZERS[tokenizer](line) for _, line in kept]
+        tokenize = tokenizer_named(tokenizer)
+        found = [tokenize(line) for _, line in kept]
     reading = _trimmed(found)
     return Reading(reading.sequences, notices + reading.notices)
 
@@ -242,7 +298,7 @@ def _one_sequence(value: object, name: str, tokenizer: str) -> list[str]:
             raise InputError(f'{name} has neither "tokens" nor "text"')
         value = value[key]
     if isinstance(value, str):
-        return TOKENIZERS[tokenizer](_sound(value, name))
+        return tokenizer_named(tokenizer)(_sound(value, name))
     if not isinstance(value, list):
         raise InputError(f"{name} is {_json_kind(value)}; a list of tokens or a text is expected")
     for i, token in enumerate(value):
@@ -375,8 +431,9 @@ def make_batch(
 ) -> Batch:
     """Pad `sequences` to one width and look up their ids.
 
-    Raises `InputError` when there is no token at all, when `pad_to` is shorter than a sequence, or
-    when a token is not in the `vocabulary` that was given.
+    Padding is `[PAD]` or `<pad>` of the `vocabulary` that was given, id 0 where it has neither; a
+    token that is not in it is its `[UNK]` or `<unk>`. Raises `InputError` when there is no token at
+    all, when `pad_to` is shorter than a sequence, or when a token has no id.
     """
     if pad_side not in PAD_SIDES:
         raise InputError(f"--pad-side is '{printable(pad_side)}'; it must be right or left")
@@ -391,13 +448,28 @@ def make_batch(
     width = longest if pad_to is None else pad_to
     vocabulary = make_vocabulary(sequences) if vocabulary is None else vocabulary
     number = {token: i for i, token in enumerate(vocabulary)}
-    ids = np.full((len(sequences), width), number[PAD], dtype=np.int64)
+    pad = next((number[token] for token in PAD_SPELLINGS if token in number), 0)
+    unknown = next((number[token] for token in UNKNOWN_SPELLINGS if token in number), None)
+    ids = np.full((len(sequences), width), pad, dtype=np.int64)
     for row, tokens in zip(ids, sequences, strict=True):
         start = 0 if pad_side == "right" else width - len(tokens)
         try:
-            row[start : start + len(tokens)] = [number[token] for token in tokens]
-        except KeyError as unknown:
-            token = printable(unknown.args[0])
-            raise InputError(f"the token '{token}' is not in the vocabulary") from None
+            row[start : start + len(tokens)] = [
+                number[token] if unknown is None else number.get(token, unknown) for token in tokens
+            ]
+        except KeyError as absent:
+            raise InputError(_not_known(absent.args[0], vocabulary)) from None
     lengths = np.array([len(tokens) for tokens in sequences], dtype=np.int64)
     return Batch(tuple(sequences), ids, lengths, pad_side, vocabulary)
+
+
+def _not_known(token: str, vocabulary: Tokens) -> str:
+    """That a token has no id, and which ones come near it."""
+    folded = {known.casefold(): known for known in vocabulary[:MOST_COMPARED]}
+    near = difflib.get_close_matches(token.casefold(), list(folded), n=5, cutoff=0.6)
+    names = [folded[name] for name in near] or list(vocabulary[:5])
+    word = "near it" if near else f"{len(vocabulary)} tokens, the first of them"
+    return (
+        f"the token '{printable(token)}' is not in the vocabulary, which has {word}: "
+        f"{' '.join(printable(name, 20) for name in names)}"
+    )

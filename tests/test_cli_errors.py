@@ -46,7 +46,7 @@ SIZES_AND_FLAGS = {
     "run x --dtype float8": "--dtype is 'float8'; it must be one of float32, float64, bfloat16, float16",
     "run x --device tpu": "--device is 'tpu'; it must be one of cpu, cuda, mps",
     "run x --positions rotary": "--positions is 'rotary'; it must be one of sinusoidal, none, rope, alibi",
-    "run x --tokenizer bpe": "--tokenizer is 'bpe'; it must be one of words, chars, bytes",
+    "run x --tokenizer bpe": "--tokenizer is 'bpe'; it must be one of words, chars, bytes, a tokenizer.json",
     "run x --pad-side up": "--pad-side is 'up'; it must be one of right, left",
     "run x --pad-to 0": "--pad-to is 0; it must be at least 1",
     "run x y z --pad-to 1 --keys a --key-file b": (

@@ -21,7 +21,8 @@ from attnviz.config import DTYPES, AttentionConfig
 from attnviz.errors import ConfigError, InputError
 from attnviz.positions import sinusoidal
 from attnviz.result import KEEPABLE
-from attnviz.sources.from_config import from_config, require_device, save_layer
+from attnviz.sources.from_config import from_config, require_device
+from attnviz.sources.saved_layers import save_layers
 
 VOCABULARY = ("[PAD]", "[SEP]", *"abcdefg")
 QUERIES = make_batch([tuple("abcde"), tuple("fg")], VOCABULARY)
@@ -274,7 +275,7 @@ def test_a_saved_layer_gives_the_same_output(tmp_path: Path, dtype: str) -> None
     config = AttentionConfig(17, 3, 11, 13, dtype=dtype, seed=9)
     layer = MultiHeadAttention(config)
     path = tmp_path / "layer.safetensors"
-    save_layer(layer, path)
+    save_layers(path, [layer])
     saved = load_file(path)
     assert sorted(saved) == sorted(
         f"{part}.{kind}"
@@ -291,5 +292,5 @@ def test_a_saved_layer_gives_the_same_output(tmp_path: Path, dtype: str) -> None
         assert not torch.equal(other(x)[0], layer(x)[0])
         other.load_state_dict(saved)
         assert torch.equal(other(x)[0], layer(x)[0])
-    save_layer(layer, tmp_path / "again.safetensors")
+    save_layers(tmp_path / "again.safetensors", [layer])
     assert (tmp_path / "again.safetensors").read_bytes() == path.read_bytes()

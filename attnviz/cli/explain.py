@@ -6,7 +6,16 @@ import json
 from typing import Annotated
 
 from attnviz.cli.console import remark, result
-from attnviz.cli.options import OUTPUT, InputFlags, LayerFlags, MaskFlags, choose_one, flag, spread
+from attnviz.cli.options import (
+    OUTPUT,
+    InputFlags,
+    LayerFlags,
+    MaskFlags,
+    SourceFlags,
+    choose_one,
+    flag,
+    spread,
+)
 from attnviz.cli.source import open_source
 
 EXAMPLES = """Examples:
@@ -20,6 +29,7 @@ attnviz explain "猫坐在垫子上" --head 3 --query 猫"""
 def explain(
     inputs: InputFlags,
     layer: LayerFlags,
+    origin: SourceFlags,
     masking: MaskFlags,
     layer_number: Annotated[
         int, flag("--layer", help="Which layer, from 0.", panel=OUTPUT, metavar="L")
@@ -40,7 +50,7 @@ def explain(
     ] = False,
 ) -> None:
     """Explain one query of one head: every number from its vector to the head's output."""
-    source = open_source(inputs, layer, masking)
+    source = open_source(inputs, layer, masking, origin)
     choose_one("--layer", layer_number, source.n_layers, "layers")
     choose_one("--head", head, source.n_heads, "heads")
     text = source.read()
@@ -59,7 +69,7 @@ def explain(
         allowed = build([rule], queries.size, source.n_heads, queries.width, keys.width)
         assert allowed is not None  # there is a rule
         verdicts.append((rule.name, allowed.numpy()))
-    w_o = run.layers[layer_number].w_o.weight if run.layers else None
+    w_o = run.layers[layer_number].w_o if run.layers else None
     explanation = numbers.explain(
         run.result,
         run.steps,
@@ -68,7 +78,7 @@ def explain(
         head,
         numbers.find_query(run.result, sequence, query),
         verdicts=verdicts,
-        w_o=None if w_o is None else w_o.detach().double().cpu().numpy(),
+        w_o=None if w_o is None else w_o.weight.detach().double().cpu().numpy(),
     )
     for notice in (*text.notices, *done.notices):
         remark(notice)

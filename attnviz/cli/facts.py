@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from attnviz.config import AttentionConfig
@@ -61,6 +61,17 @@ def untrained_facts(config: AttentionConfig) -> list[Fact]:
     return [("", f"{numbers}: it shows the mechanism, not what a model has learned")]
 
 
+def trained_facts(name: str, layout: str, place: str, n_layers: int) -> list[Fact]:
+    """Which file the layer's numbers are of, and where in it."""
+    at = f", {place}" if place else ""
+    facts = [("", f"weights of {name} in the layout of {layout}{at}")]
+    if n_layers > 1:
+        facts.append(
+            ("", f"{n_layers} layers one after the other; the trace is of layer 0, all are alike")
+        )
+    return facts
+
+
 def mask_facts(
     names: Sequence[str], allowed: npt.NDArray[np.bool_] | None, queries: Batch, keys: Batch
 ) -> list[Fact]:
@@ -95,22 +106,22 @@ def token_facts(
     sides = [("sequence", queries)] if keys is None else [("queries", queries), ("keys", keys)]
     facts = []
     for word, batch in sides:
-        number = {token: i for i, token in enumerate(batch.vocabulary)} if with_ids else {}
         for i in range(batch.size) if chosen is None else chosen:
-            facts.append((f"{word} {i}", _listed(batch, i, number, ascii_only)))
+            facts.append((f"{word} {i}", _listed(batch, i, with_ids, ascii_only)))
     return facts
 
 
-def _listed(batch: Batch, i: int, number: Mapping[str, int], ascii_only: bool) -> str:
+def _listed(batch: Batch, i: int, with_ids: bool, ascii_only: bool) -> str:
     """`3 tokens and 1 padding on the right: The/4 cat/5 sat/6`."""
     tokens = batch.tokens[i]
     count = _count(len(tokens), "token")
     if pads := batch.width - len(tokens):
         count += f" and {pads:,} padding on the {batch.pad_side}"
+    ids = batch.ids[i, batch.starts[i] :]
     shown = [
         shorten(visible(token, ascii_only), LONGEST_TOKEN, ascii_only)
-        + (f"/{number[token]}" if number else "")
-        for token in tokens[:MOST_TOKENS]
+        + (f"/{number}" if with_ids else "")
+        for token, number in zip(tokens[:MOST_TOKENS], ids, strict=False)
     ]
     if len(tokens) > MOST_TOKENS:
         shown.append(f"and {len(tokens) - MOST_TOKENS:,} more")

@@ -24,15 +24,21 @@ BUILT_IN = "The animal didn't cross the street because it was too tired."
 
 @dataclass(frozen=True)
 class TextInput:
-    """Token sequences of queries and, for cross attention, of keys; not padded yet."""
+    """Token sequences of queries and, for cross attention, of keys; not padded yet.
+
+    `known` is the vocabulary of trained weights, if there is one.
+    """
 
     queries: tuple[batches.Tokens, ...]
     keys: tuple[batches.Tokens, ...] | None
     notices: tuple[str, ...]
+    known: batches.Tokens | None = None
 
     @property
     def vocabulary(self) -> batches.Tokens:
-        """Of queries and keys together, queries' tokens first."""
+        """The one that is known; else of queries and keys together, queries' tokens first."""
+        if self.known is not None:
+            return self.known
         return batches.make_vocabulary((*self.queries, *(self.keys or ())))
 
     def lengths(self, flags: InputFlags) -> dict[str, int]:
@@ -49,7 +55,7 @@ def read_sequences(flags: InputFlags) -> TextInput:
         readings.append(_from_arguments(flags.text, flags))
     readings += [_read(path, flags) for path in flags.file or ()]
     if not readings:
-        if _is_piped():
+        if is_piped():
             readings.append(_read(Path("-"), flags))
         else:
             built_in = batches.from_texts([BUILT_IN], flags.tokenizer)
@@ -140,7 +146,7 @@ def _read(path: Path, flags: InputFlags) -> Reading:
     return batches.read_path(path, flags.tokenizer, flags.encoding)
 
 
-def _is_piped() -> bool:
+def is_piped() -> bool:
     """Whether standard input is a pipe or a file; a terminal or /dev/null is not."""
     try:
         mode = os.fstat(sys.stdin.fileno()).st_mode

@@ -58,7 +58,8 @@ class InputFlags:
         str,
         flag(
             panel=INPUT,
-            help="words (each Han, Kana or Hangul character by itself), chars or bytes.",
+            help="words (each Han, Kana or Hangul character by itself), chars, bytes, or the path "
+            "of a tokenizer.json.",
         ),
     ] = "words"
     encoding: Annotated[str, flag(panel=INPUT, help="Of the files.")] = "utf-8"
@@ -80,7 +81,8 @@ class InputFlags:
     pad_side: Annotated[str, flag(panel=INPUT, help="right or left.")] = "right"
 
     def __post_init__(self) -> None:
-        choice("--tokenizer", self.tokenizer, tuple(batch.TOKENIZERS))
+        if not self.tokenizer.endswith(".json"):
+            choice("--tokenizer", self.tokenizer, (*batch.TOKENIZERS, "a tokenizer.json"))
         choice("--pad-side", self.pad_side, batch.PAD_SIDES)
         if self.pad_to is not None:
             check_size("--pad-to", self.pad_to)
@@ -130,20 +132,81 @@ class LayerFlags:
         "float32"
     )
     device: Annotated[str, flag(panel=LAYER, help="cpu, cuda or mps.")] = "cpu"
+    stated: frozenset[str] = dataclasses.field(default=frozenset(), metadata={"is_flag": False})
 
     @property
     def given(self) -> list[str]:
-        """The flags whose values are not the defaults."""
+        """The flags that were given, be it with their defaults."""
         return [
-            f"--{field.name.replace('_', '-')}"
-            for field in dataclasses.fields(self)
-            if getattr(self, field.name) != field.default
+            f"--{field.name.replace('_', '-')}" for field in flags_of(self) if self.says(field.name)
         ]
+
+    def says(self, name: str) -> bool:
+        """Whether the flag of the field `name` was given."""
+        default = {field.name: field.default for field in flags_of(self)}[name]
+        return name in self.stated or getattr(self, name) != default
 
     def config(self) -> AttentionConfig:
         """The checked configuration."""
         choice("--positions", self.positions, POSITIONS)
-        return AttentionConfig.from_sizes(**dataclasses.asdict(self))
+        values = {field.name: getattr(self, field.name) for field in flags_of(self)}
+        return AttentionConfig.from_sizes(**values)
+
+
+@dataclass(frozen=True)
+class SourceFlags:
+    """Weights in place of a layer from flags."""
+
+    weights: Annotated[
+        Path | None,
+        optional(
+            "--weights",
+            panel=LAYER,
+            metavar="FILE",
+            help="The weights of a layer of your own, or of a model with --weights-prefix: "
+            ".safetensors, .pt or the folder of a model.",
+        ),
+    ] = None
+    weights_prefix: Annotated[
+        str | None,
+        optional(
+            panel=LAYER, metavar="NAME", help="Which layer of them: encoder.layer.3, layers.0, say."
+        ),
+    ] = None
+    embeddings: Annotated[
+        Path | None,
+        optional(
+            panel=INPUT,
+            metavar="FILE",
+            help="Vectors for --weights in place of embedded tokens, \\[T d_model] or "
+            "\\[B T d_model]: .npy, .npz or .safetensors. TEXT then only names them.",
+        ),
+    ] = None
+    key_embeddings: Annotated[
+        Path | None,
+        optional(panel=INPUT, metavar="FILE", help="Vectors that keys are made of."),
+    ] = None
+    value_embeddings: Annotated[
+        Path | None,
+        optional(panel=INPUT, metavar="FILE", help="Vectors that values are made of, if others."),
+    ] = None
+    norm_first: Annotated[
+        bool,
+        flag("--norm-first", panel=LAYER, help="The nn.Transformer layer was made with it."),
+    ] = False
+    add_zero_attn: Annotated[
+        bool,
+        flag("--add-zero-attn", panel=LAYER, help="The nn.MultiheadAttention was made with it."),
+    ] = False
+
+    @property
+    def given(self) -> list[str]:
+        """The flags that were given, --weights apart."""
+        return [
+            f"--{field.name.replace('_', '-')}"
+            for field in flags_of(self)
+            if getattr(self, field.name) != field.default and field.name != "weights"
+        ]
 
 
 @dataclass(frozen=True)
@@ -392,7 +455,16 @@ class OutputFlags:
         return choose("--sequences", self.sequences, n, "sequences")
 
 
-GROUPS = (InputFlags, LayerFlags, MaskFlags, ObeyedFlags, ArrayFlags, LookFlags, OutputFlags)
+GROUPS = (
+    InputFlags,
+    LayerFlags,
+    SourceFlags,
+    MaskFlags,
+    ObeyedFlags,
+    ArrayFlags,
+    LookFlags,
+    OutputFlags,
+)
 
 
 def spread(function: Callable[..., None]) -> Callable[..., None]:
@@ -406,23 +478,39 @@ def spread(function: Callable[..., None]) -> Callable[..., None]:
                 inspect.Parameter(
                     field.name, parameter.kind, default=field.default, annotation=flags[field.name]
                 )
-                for field in dataclasses.fields(hints[name])
+                for field in flags_of(hints[name])
             ]
         else:
             parameters.append(parameter.replace(annotation=hints[name]))
+    parameters.append(
+        inspect.Parameter("invocation", inspect.Parameter.KEYWORD_ONLY, annotation=typer.Context)
+    )
 
-    def command(**flags: Any) -> None:
-        groups = {
-            name: hint(**{field.name: flags.pop(field.name) for field in dataclasses.fields(hint)})
-            for name, hint in hints.items()
-            if _is_group(hint)
-        }
+    def command(invocation: typer.Context, **flags: Any) -> None:
+        groups = {}
+        for name, hint in hints.items():
+            if not _is_group(hint):
+                continue
+            values = {field.name: flags.pop(field.name) for field in flags_of(hint)}
+            if hint is LayerFlags:
+                values["stated"] = frozenset(n for n in values if _is_stated(invocation, n))
+            groups[name] = hint(**values)
         function(**groups, **flags)
 
     command.__name__, command.__doc__ = function.__name__, function.__doc__
     command.__annotations__ = {p.name: p.annotation for p in parameters}
     command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     return command
+
+
+def flags_of(group: Any) -> list[dataclasses.Field[Any]]:
+    """The fields of a group, or of its class, that are flags."""
+    return [field for field in dataclasses.fields(group) if field.metadata.get("is_flag", True)]
+
+
+def _is_stated(context: typer.Context, name: str) -> bool:
+    source = context.get_parameter_source(name)
+    return source is not None and source.name == "COMMANDLINE"
 
 
 def _is_group(hint: object) -> bool:

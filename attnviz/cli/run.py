@@ -16,6 +16,7 @@ from attnviz.cli.options import (
     LookFlags,
     MaskFlags,
     OutputFlags,
+    SourceFlags,
     flag,
     optional,
     spread,
@@ -42,6 +43,7 @@ attnviz run "猫坐在垫子上" --d-model 64 --n-heads 4 -o cat.png --force"""
 def run(
     inputs: InputFlags,
     layer: LayerFlags,
+    origin: SourceFlags,
     masking: MaskFlags,
     look: LookFlags,
     output: OutputFlags,
@@ -67,7 +69,7 @@ def run(
 ) -> None:
     """Run text through multi-head attention; draw every head, print every shape."""
     # What the flags alone can tell comes first: a wrong one is answered before torch is loaded.
-    source = open_source(inputs, layer, masking)
+    source = open_source(inputs, layer, masking, origin)
     look.look()
     kept = _kept(keep)
     places = output.places()
@@ -90,9 +92,9 @@ def run(
         done = source.compute(text, kept)
         writers = outputs.writers(done.run)
         if layer_place is not None:
-            from attnviz.sources.from_config import save_layer as write_layer
+            from attnviz.sources.saved_layers import save_layers
 
-            writers.append(partial(write_layer, done.run.layers[0], layer_place))
+            writers.append(partial(save_layers, layer_place, done.run.layers))
             outputs.written.append(printable(save_layer))
         work.stage("drawing", outputs.n_pictures)
         staging.write(writers)

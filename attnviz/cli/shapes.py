@@ -23,6 +23,7 @@ from attnviz.cli.options import (
     LayerFlags,
     MaskFlags,
     flag,
+    flags_of,
     optional,
     spread,
 )
@@ -427,7 +428,7 @@ def _changed(
             raise ConfigError(f"--vs {printable(versus)}: {printable(message)}")
 
     parser = Parser(add_help=False, allow_abbrev=False)
-    for field in dataclasses.fields(LayerFlags):
+    for field in flags_of(LayerFlags):
         kind = str if isinstance(field.default, str) else int
         parser.add_argument(f"--{field.name.replace('_', '-')}", type=kind, dest=field.name)
     for rule in ("causal", "segments"):

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Protocol
 
 from attnviz.cli.facts import Fact, layer_facts, untrained_facts
 from attnviz.cli.inputs import TextInput, make_batches, make_rules, read_sequences
-from attnviz.cli.options import InputFlags, LayerFlags, MaskFlags
+from attnviz.cli.options import InputFlags, LayerFlags, MaskFlags, SourceFlags
+from attnviz.errors import ConfigError
 
 if TYPE_CHECKING:
     from attnviz.batch import Batch
@@ -55,8 +56,16 @@ class Source(Protocol):
         ...
 
 
-def open_source(inputs: InputFlags, layer: LayerFlags, masking: MaskFlags) -> Source:
+def open_source(
+    inputs: InputFlags, layer: LayerFlags, masking: MaskFlags, flags: SourceFlags
+) -> Source:
     """The source that the flags name. Raises `ConfigError` where they contradict each other."""
+    if flags.weights is not None:
+        from attnviz.cli.weights_source import WeightsSource
+
+        return WeightsSource(inputs, layer, masking, flags)
+    if flags.given:
+        raise ConfigError(f"{flags.given[0]} goes with --weights FILE")
     return FlagsSource(inputs, layer, masking)
 
 

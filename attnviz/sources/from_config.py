@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -107,17 +106,6 @@ def shadow_steps(
     return tuple(recorder.steps)
 
 
-def save_layer(layer: MultiHeadAttention, path: Path) -> None:
-    """Write the parameters as safetensors: `w_q.weight`, `w_q.bias`, …, `w_o.*`, `norm.*`."""
-    import json
-
-    from safetensors.torch import save
-
-    config = json.dumps(layer.config.as_dict(), separators=(",", ":"))
-    tensors = {name: tensor.cpu().contiguous() for name, tensor in layer.state_dict().items()}
-    path.write_bytes(save(tensors, metadata={"attnviz.layer": config}))
-
-
 def require_device(device: str) -> None:
     """Raise `ConfigError` when torch does not find `device` on this machine."""
     here = {
@@ -133,7 +121,12 @@ def require_device(device: str) -> None:
 
 
 def require_run_memory(
-    config: AttentionConfig, batch: int, queries: int, keys: int, vocabulary: int = 0
+    config: AttentionConfig,
+    batch: int,
+    queries: int,
+    keys: int,
+    vocabulary: int = 0,
+    n_layers: int = 1,
 ) -> None:
     """Raise `InputError` when the run would not fit in memory; nothing has been made yet.
 
@@ -157,9 +150,10 @@ def require_run_memory(
     biases = cells * (item + 24) if config.positions in ("alibi", "relative") else 0
     attending = biases + cells * (5 * item + 4) + 2 * projected + n_q * of_values * item
     # weights and scores, context, merged, projected, residual, output, and their transients
+    others = (n_layers - 1) * (cells + layer) * item
     after = 2 * cells * item + projected + n_q * (2 * of_values + 4 * d_model) * item
     require_memory(
-        max(making, held + max(embedding, attending, after)),
+        others + max(making, held + max(embedding, attending, after)),
         f"attention for {batch} × {config.n_heads} heads × {queries} queries × {keys} keys, "
         f"d_model {config.d_model}, in {config.dtype}",
         "give a shorter text, fewer heads or smaller sizes (attnviz shapes answers for any size)",
