@@ -104,6 +104,16 @@ def test_every_form(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
         assert "A: a.npz, " in image.info["Description"]
 
 
+def test_several_layers_have_a_matrix(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    rng = np.random.default_rng(0)
+    for name in "ab":
+        np.save(f"{name}.npy", rng.dirichlet(np.ones(4), (2, 1, 3, 4)))
+    _, err = said(capsys, 0, "a.npy", "b.npy", "-o", "out", "--top", "1", "--dpi", "60")
+    assert err.endswith("Wrote out/: distances.png … seq0-top1.png (3 files)\n")
+    with Image.open("out/distances.png") as image:
+        assert image.info["Title"] == "How far apart each head is"
+
+
 def test_what_is_there_stays(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert call(["compare", "a.npz", "b.npz", "-o", "out", "--dpi", "60", "-q"]) == 0
     _, err = said(capsys, 2, "a.npz", "b.npz", "-o", "out")

@@ -19,7 +19,7 @@ from rich.console import Console
 
 from attnviz.comparison import compare
 from attnviz.errors import InputError
-from attnviz.render import comparison_report, difference
+from attnviz.render import comparison_report, difference, distances
 from attnviz.render.cells import FORBIDDEN, NOT_A_NUMBER, PADDING, WEIGHT, Head, Verdicts
 from attnviz.render.comparison_report import (
     comparison_as_json,
@@ -43,6 +43,8 @@ from attnviz.render.difference import (
     draw_differences,
     draw_triptychs,
 )
+from attnviz.render.distances import draw_distances
+from attnviz.render.fonts import Fonts
 from attnviz.render.look import Look
 from attnviz.render.overview import overview_sheet
 from attnviz.render.sheet import ALARM, COLOURS, palette, tone_index
@@ -410,6 +412,45 @@ def test_no_tokens_is_a_picture_of_padding(tmp_path: Path):
     assert (heads_of(a, a).head(0, 0).verdicts.kinds == PADDING).all()
     draw_differences(found, 0, tmp_path / "d.png", Look(dpi=60))
     draw_triptychs(found, 0, [(found.heads[0], tmp_path / "t.png")], Look(dpi=60))
+
+
+def test_the_matrix_of_distances(tmp_path: Path):
+    a, b = made(0, layers=4, batch=2), made(1, layers=4, batch=2)
+    b.attention[2, :, 1] = np.nan
+    b.attention[3, :, 2] = a.attention[3, :, 2]
+    found = compare(a, b, layers=[1, 2, 3], heads=[0, 1, 2])
+    sheet = distances._sheet(found, Look(), Fonts([]), "a caption")
+    cells = sheet.pictures[0].cells
+    n_rows, n_columns = 3, 3
+    high, wide = cells.shape[0] // n_rows, cells.shape[1] // n_columns
+    top = max(head.bits for head in found.heads if head.bits == head.bits)
+    for head in found.heads:
+        row, column = head.layer - 1, head.head
+        cell = cells[row * high : (row + 1) * high, column * wide : (column + 1) * wide]
+        if head.broken:
+            assert ALARM in cell
+        else:
+            step = min(int(head.bits / top * COLOURS), COLOURS - 1)
+            assert np.unique(cell).tolist() == [pytest.approx(step, abs=1)]
+    written = {number.text for number in sheet.numbers}
+    assert "0" in written
+    assert f"{top:.3f}"[1:] in written
+    assert len(sheet.numbers) == 8
+    texts = texts_of(sheet)
+    assert [text for text in texts if text in "123"][:3] == ["1", "2", "3"]
+    assert "not a number" in texts
+    place = tmp_path / "m.png"
+    assert draw_distances(found, place, Look(dpi=60), ("a.npz", "b.npz")) == []
+    with Image.open(place) as image:
+        assert "a.npz" in image.info["Description"]
+        assert "2 sequences" in image.info["Description"]
+
+
+@pytest.mark.parametrize(
+    ("bits", "text"), [(0, "0"), (0.0093, ".009"), (1.0, "1.000"), (7.2e-14, "7e-14")]
+)
+def test_bits_in_cells(bits, text):
+    assert distances.DistanceBrush(1, 1, 1, 72, 1.0).written(bits) == text
 
 
 # ── words ────────────────────────────────────────────────────────────────────────────────────

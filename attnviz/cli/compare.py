@@ -56,9 +56,9 @@ class ComparisonOutput(OutputFlags):
         optional(
             "--out",
             "-o",
-            help="The suffix picks the form: a folder (differences of all heads, and A, B and "
-            "their difference for each of the --top heads), .png .svg .pdf (the differences), "
-            ".json. Repeatable. Nothing is written without it.",
+            help="The suffix picks the form: a folder (a matrix of distances, the differences of "
+            "all heads, and A, B and their difference for each of the --top heads), .png .svg .pdf "
+            "(the differences), .json. Repeatable. Nothing is written without it.",
             panel=OUTPUT,
         ),
     ] = None
@@ -132,7 +132,7 @@ def compare(
         sequences = output.chosen_sequences(n_sequences)
         with Staging(output.force) as staging:
             n_triptychs = min(top, len(layers) * len(heads))
-            outputs = Outputs(staging, sequences, n_sequences > 1, n_triptychs)
+            outputs = Outputs(staging, sequences, n_sequences > 1, len(layers) > 1, n_triptychs)
             for path, kind in places:
                 outputs.plan(path, kind)
 
@@ -262,20 +262,27 @@ class Outputs:
     """What is to be written where. Planned before the comparison, written after it."""
 
     def __init__(
-        self, staging: Staging, sequences: Sequence[int], several: bool, n_triptychs: int
+        self,
+        staging: Staging,
+        sequences: Sequence[int],
+        several: bool,
+        several_layers: bool,
+        n_triptychs: int,
     ) -> None:
         """`several` says whether there are more sequences than one, drawn or not."""
         self.written: list[str] = []
         self.notices: list[str] = []
         self._staging, self._sequences, self._several = staging, sequences, several
-        self._n_triptychs = n_triptychs
+        self._several_layers, self._n_triptychs = several_layers, n_triptychs
+        self._matrices: list[Path] = []
         self._overviews: list[tuple[int, Path]] = []
         self._triptychs: list[tuple[int, list[Path]]] = []
         self._documents: list[Path] = []
 
     @property
     def n_pictures(self) -> int:
-        return len(self._overviews) + sum(len(places) for _, places in self._triptychs)
+        n_matrices = len(self._matrices)
+        return n_matrices + len(self._overviews) + sum(len(places) for _, places in self._triptychs)
 
     def plan(self, path: Path, kind: str) -> None:
         """Claim the files of one -o."""
@@ -294,7 +301,8 @@ class Outputs:
 
     def _plan_folder(self, folder: Path) -> None:
         digits = len(str(self._n_triptychs))
-        names: list[str] = []
+        names = ["distances.png"] if self._several_layers else []
+        self._matrices += [self._staging.plan(folder / name) for name in names]
         for sequence in self._sequences:
             overview = f"seq{sequence}-differences.png"
             ranks = range(1, self._n_triptychs + 1)
@@ -319,6 +327,12 @@ class Outputs:
     ) -> list[Callable[[], object]]:
         """One call for each output; remarks of the renderers are collected."""
 
+        def matrix(place: Path) -> None:
+            from attnviz.render.distances import draw_distances
+
+            self.notices += draw_distances(found, place, look, names)
+            on_done()
+
         def overview(sequence: int, place: Path) -> None:
             from attnviz.render.difference import draw_differences
 
@@ -336,6 +350,7 @@ class Outputs:
             place.write_text(f"{text}\n", encoding="ascii", newline="\n")
 
         return [
+            *(partial(matrix, place) for place in self._matrices),
             *(partial(overview, *target) for target in self._overviews),
             *(partial(triptychs, *target) for target in self._triptychs),
             *(partial(save, place) for place in self._documents),

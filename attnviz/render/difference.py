@@ -329,8 +329,8 @@ class Differences(Subject):
         return f"{self.name(head.layer, head.head)}: {head.bits:.3g} bits"
 
 
-def facts(comparison: Comparison, sequence: int, names: tuple[str, str]) -> list[str]:
-    """What a caption says of a comparison."""
+def facts(comparison: Comparison, sequence: int | None, names: tuple[str, str]) -> list[str]:
+    """What a caption says of a comparison, of one sequence or (None) of all."""
     said = []
     for letter, name, result in zip("AB", names, (comparison.a, comparison.b), strict=True):
         masks = ", ".join(prose(mask, 60) for mask in result.masks)
@@ -339,7 +339,11 @@ def facts(comparison: Comparison, sequence: int, names: tuple[str, str]) -> list
         about.append(f"masks: {masks}" if masks else "no mask")
         said.append(f"{letter}: {', '.join(about)}")
     n = comparison.a.batch_size
-    return [*said, f"sequence {sequence} of {n}" if n > 1 else ""]
+    if n == 1:
+        return said
+    if sequence is None:
+        return [*said, count(len(comparison.sequences), "sequence")]
+    return [*said, f"sequence {sequence} of {n}"]
 
 
 def furthest(differences: npt.NDArray[Any]) -> float:
