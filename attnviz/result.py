@@ -20,8 +20,8 @@ The saved form has a version. Version 1, the same names in `.npz` and `.safetens
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, TextIO
@@ -127,6 +127,11 @@ class AttentionResult:
         return self.layers or tuple(range(self.n_layers))
 
     @property
+    def names_layers(self) -> bool:
+        """Whether a head's name needs its layer: there are several, or one of a model's."""
+        return self.n_layers > 1 or self.layers != ()
+
+    @property
     def batch_size(self) -> int:
         return int(self.attention.shape[1])
 
@@ -206,6 +211,23 @@ def from_batches(
         key_lengths=keys.lengths,
         pad_side=queries.pad_side,
         **facts,
+    )
+
+
+def only_layers(result: AttentionResult, places: Sequence[int]) -> AttentionResult:
+    """`result` with the layers that stand at `places`, which keep their numbers.
+
+    Neighbours in order are a view; others are copied.
+    """
+    first, last = places[0], places[-1]
+    in_order = list(places) == list(range(first, last + 1))
+    some: slice | list[int] = slice(first, last + 1) if in_order else list(places)
+    return replace(
+        result,
+        attention=result.attention[some],
+        allowed=result.allowed[some],
+        kept={name: array[some] for name, array in result.kept.items()},
+        layers=tuple(result.layer_numbers[place] for place in places),
     )
 
 

@@ -35,8 +35,8 @@ class Outputs:
         several: tuple[bool, bool],
         work: Work,
     ) -> None:
-        """`sequences` and `heads`, (layer, head), are those to draw; `several` says whether the
-        result has more than one layer, and more than one sequence."""
+        """`sequences` and `heads`, (layer, head), are those to draw, by a layer's number in its
+        model; `several` says whether there are more layers than one, and more sequences."""
         self.written: list[str] = []
         self.notices: list[str] = []
         self.n_pictures = 0
@@ -67,18 +67,24 @@ class Outputs:
         """Each head's measures, its map where the terminal shows maps, and what was written."""
         from attnviz.render.tables import print_heads
 
+        heads = self._places(drawn)
         for sequence in self._sequences:
             result("")
-            print_heads(drawn, sequence, console, self._heads)
+            print_heads(drawn, sequence, console, heads)
         if console.is_terminal if show is None else show:
             from attnviz.render.terminal import heatmaps
 
             shown, look = self._shown(drawn), self._look
             for sequence in self._sequences:
                 result("")
-                heatmaps(shown, sequence, console, self._heads, look.vmax, look.cmap)
+                heatmaps(shown, sequence, console, heads, look.vmax, look.cmap)
         for line in self.written:
             remark(f"Wrote {line}")
+
+    def _places(self, drawn: AttentionResult) -> list[tuple[int, int]]:
+        """The heads to draw by where they stand in the result."""
+        at = {number: i for i, number in enumerate(drawn.layer_numbers)}
+        return [(at[layer], head) for layer, head in self._heads]
 
     def _write(self, writer: Callable[[Run], list[str] | None], done: Run) -> None:
         self.notices += writer(done) or []
@@ -96,12 +102,9 @@ class Outputs:
             ]
             names += [overview, *singles]
             place = self._staging.plan(folder / overview)
-            targets = [
-                (layer, head, self._staging.plan(folder / name))
-                for (layer, head), name in zip(self._heads, singles, strict=True)
-            ]
+            files = [self._staging.plan(folder / name) for name in singles]
             self._writers.append(partial(self._overview, place, sequence))
-            self._writers.append(partial(self._singles, targets, sequence))
+            self._writers.append(partial(self._singles, files, sequence))
             self.n_pictures += 1 + len(singles)
         self.written.append(f"{printable(folder)}/: {_summary(names)}")
         others = {path.name for path in folder.glob("seq*-*.png")} - set(names)
@@ -121,13 +124,16 @@ class Outputs:
     def _overview(self, place: Path, sequence: int, done: Run) -> list[str]:
         from attnviz.render.heatmap import draw_overview
 
-        notices = draw_overview(self._shown(done.result), sequence, place, self._look, self._heads)
+        heads = self._places(done.result)
+        notices = draw_overview(self._shown(done.result), sequence, place, self._look, heads)
         self._work.advance()
         return notices
 
-    def _singles(self, targets: list[tuple[int, int, Path]], sequence: int, done: Run) -> list[str]:
+    def _singles(self, files: list[Path], sequence: int, done: Run) -> list[str]:
         from attnviz.render.heatmap import draw_heads
 
+        places = zip(self._places(done.result), files, strict=True)
+        targets = [(layer, head, file) for (layer, head), file in places]
         return draw_heads(
             self._shown(done.result), sequence, targets, self._look, self._work.advance
         )
@@ -139,7 +145,7 @@ class Outputs:
         return write_page(
             self._shown(done.result),
             place,
-            heads=self._heads,
+            heads=self._places(done.result),
             steps=done.steps,
             command=command,
             sequences=self._sequences,

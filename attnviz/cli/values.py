@@ -70,7 +70,7 @@ def value_remarks(
 def _place(
     result: AttentionResult, sequence: int, layer: int, head: int, query: int, key: int
 ) -> str:
-    parts = [f"layer {layer}"] if result.n_layers > 1 else []
+    parts = [f"layer {result.layer_numbers[layer]}"] if result.names_layers else []
     parts += [f"sequence {sequence}"] if result.batch_size > 1 else []
     tokens = result.query_tokens[sequence][query], result.key_tokens[sequence][key]
     named = " → ".join(

@@ -157,14 +157,16 @@ class Subject:
         return len(self.keys)
 
     def name(self, layer: int, number: int) -> str:
-        return f"layer {layer} · head {number}" if self.result.n_layers > 1 else f"head {number}"
+        if not self.result.names_layers:
+            return f"head {number}"
+        return f"layer {self.result.layer_numbers[layer]} · head {number}"
 
     def short_names(self) -> Iterator[list[str]]:
         """The heads' names above small maps: from the longest form to the shortest."""
-        several = self.result.n_layers > 1
+        several, layers = self.result.names_layers, self.result.layer_numbers
         longest = ("layer {} · head {}", "L{} H{}", "{}·{}")
         for form in longest if several else ("head {1}", "H{1}", "{1}"):
-            yield [form.format(*pair) for pair in self.pairs]
+            yield [form.format(layers[layer], number) for layer, number in self.pairs]
 
     def short_measures(self, head: Head, n: int) -> str:
         """The first `n` measures of a head above a small map."""

@@ -670,7 +670,7 @@ def print_heads(
 def name_of_head(result: AttentionResult, at: tuple[int, int]) -> str:
     """`3`, or `L1 H3` where there are several layers."""
     layer, head = at
-    return f"L{layer} H{head}" if result.n_layers > 1 else str(head)
+    return f"L{result.layer_numbers[layer]} H{head}" if result.names_layers else str(head)
 
 
 # ── other forms ──────────────────────────────────────────────────────────────────────────────

@@ -288,7 +288,9 @@ def _titles(
         entropy = measure(result, sequence, heads).result()["entropy"]
     titles = []
     for layer, head in heads:
-        name = f"L{layer} H{head}" if result.n_layers > 1 else f"head {head}"
+        name = f"head {head}"
+        if result.names_layers:
+            name = f"L{result.layer_numbers[layer]} H{head}"
         bits = f"{name}  {entropy[layer, head]:.2f} bits"
         titles.append(bits if cells(bits) <= columns * plan.cell and "nan" not in bits else name)
     return titles

@@ -96,7 +96,7 @@ export function view(side) {
     };
     const focused = chips.contains(document.activeElement) ? document.activeElement.dataset.chip : null;
     chips.replaceChildren(
-      el("span", { class: "chips-name" }, facts.layers > 1 ? `Layer ${layer()}, heads` : "Heads"),
+      el("span", { class: "chips-name" }, facts.namesLayers ? `Layer ${layer()}, heads` : "Heads"),
       ...here.map((h) => {
         const swatch = el("i", { class: "dot" });
         swatch.style.backgroundColor = colours.headColour(h);

@@ -102,9 +102,9 @@ function fillChoices() {
   const groups = new Map();
   facts.heads.forEach(([layer, number], i) => {
     if (!groups.has(layer)) groups.set(layer, el("optgroup", { label: `layer ${layer}` }));
-    groups.get(layer).append(el("option", { value: i }, facts.layers > 1 ? `layer ${layer} · head ${number}` : `head ${number}`));
+    groups.get(layer).append(el("option", { value: i }, facts.namesLayers ? `layer ${layer} · head ${number}` : `head ${number}`));
   });
-  if (facts.layers > 1) choice.append(...groups.values());
+  if (facts.namesLayers) choice.append(...groups.values());
   else choice.append(...[...groups.values()].flatMap((group) => [...group.children]));
   sequence.addEventListener("change", () => state.set({ sequence: Number(sequence.value) }));
   choice.addEventListener("change", () => state.set({ head: Number(choice.value), chosen: null }));

@@ -32,7 +32,7 @@ export function view(onOpen, onLook) {
   const tiles = facts.heads.map((place, i) => {
     const canvas = el("canvas", { width: 1, height: 1, "aria-hidden": "true" });
     const value = el("span", { class: "value" });
-    const name = facts.layers > 1 ? `${place[0]}·${place[1]}` : `head ${place[1]}`;
+    const name = facts.namesLayers ? `${place[0]}·${place[1]}` : `head ${place[1]}`;
     const button = el("button", { class: "tile", type: "button", "data-head": i, tabindex: -1 },
       canvas, el("span", { class: "caption" }, el("span", { class: "name" }, name), value));
     button.addEventListener("click", () => onOpen(i));

@@ -153,5 +153,5 @@ export function largest(sequence) {
 }
 
 export function headName([layer, number]) {
-  return facts.layers > 1 ? `layer ${layer} · head ${number}` : `head ${number}`;
+  return facts.namesLayers ? `layer ${layer} · head ${number}` : `head ${number}`;
 }
