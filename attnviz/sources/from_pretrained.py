@@ -55,8 +55,8 @@ def from_pretrained(
         pad_side: the tokenizer's own side when left out.
         say: called with remarks for the person.
 
-    Rows of padding are zeros, and so are rows that may look at nothing. A row sums to less than 1
-    where the model has sinks, which is said and never made up for.
+    Rows that may look at nothing are zeros; rows of padding mean nothing. A row sums to less than
+    1 where the model has sinks, which is said and never made up for.
 
     Raises:
         InputError: no tokenizer, texts too long, no such tower or layer, layers whose maps differ
@@ -304,7 +304,7 @@ def gathered(
     keys: Encoded,
     keep: Collection[str],
 ) -> AttentionResult:
-    """The calls of one forward pass as a result; forbidden cells are 0, rows of padding too."""
+    """The calls of one forward pass as a result; forbidden cells are 0."""
     _require_alike(calls)
     shape = (len(calls), *calls[0].weights.shape)
     batch, _, rows, columns = shape[1:]
