@@ -19,6 +19,8 @@ import pytest
 from safetensors import safe_open
 
 from attnviz.batch import PAD, words
+from attnviz.cli.main import call
+from attnviz.result import load
 
 SAMPLES = Path(__file__).resolve().parent.parent / "samples"
 TRAINED = ("induction", "brackets", "copy", "reverse")
@@ -51,11 +53,13 @@ class Sample:
     def read(cls, path: Path) -> Sample:
         with safe_open(path, "np") as file:
             tensors = {name: file.get_tensor(name).astype(np.float64) for name in file.keys()}  # noqa: SIM118
-            layers, vocabulary, made = (
-                json.loads(file.metadata()[f"attnviz.{name}"])
-                for name in ("layers", "vocabulary", "made")
-            )
-        return cls(tensors, layers, vocabulary, made)
+            metadata = {key: json.loads(value) for key, value in file.metadata().items()}
+        if "attnviz.layer" in metadata:  # one layer has no number
+            layers = [metadata["attnviz.layer"]]
+            tensors |= {f"layers.0.{name}": tensor for name, tensor in tensors.items()}
+        else:
+            layers = metadata["attnviz.layers"]
+        return cls(tensors, layers, metadata["attnviz.vocabulary"], metadata["attnviz.made"])
 
     def ids(self, tokens: Sequence[str]) -> list[int]:
         return [self.vocabulary.index(token) for token in tokens]
@@ -231,6 +235,32 @@ def test_copy_and_reverse(samples: dict[str, Sample], name: str, length: int) ->
     assert np.mean(right) == 1.0
 
 
+@pytest.mark.parametrize(
+    ("name", "texts", "flags"),
+    [
+        (
+            "induction",
+            ["the old fox met a young owl . the old fox met a young owl ."],
+            ["--causal"],
+        ),
+        ("brackets", ["f(a, g[b], {c: h(d)})"], ["--causal"]),
+        ("copy", ["3 1 2 4", "the cat slept ."], []),
+        ("reverse", ["1 2 3 4 5 6 7", "the quick fox met a lazy dog"], []),
+    ],
+)
+def test_attnviz_shows_the_same(
+    samples: dict[str, Sample], tmp_path: Path, name: str, texts: list[str], flags: list[str]
+) -> None:
+    weights, out = SAMPLES / "trained" / f"{name}.safetensors", tmp_path / "run.npz"
+    keys = ["--keys", texts[1]] if len(texts) > 1 else []
+    command = ["run", texts[0], *keys, *flags, "--weights", str(weights), "-o", str(out), "--quiet"]
+    assert call(command) == 0
+    shown = load(out)
+    by_hand, _ = samples[name].attention(*(samples[name].ids(words(text)) for text in texts))
+    assert shown.trained
+    np.testing.assert_allclose(shown.attention[:, 0], by_hand, rtol=0, atol=2e-4)
+
+
 # ── the files ────────────────────────────────────────────────────────────────────────────────
 
 
@@ -291,17 +321,19 @@ def test_held_out_loss_is_what_the_file_says(
     samples: dict[str, Sample], scripts: dict[str, ModuleType], name: str
 ) -> None:
     import torch
-    from safetensors.torch import load_file
 
-    training, recipe = scripts["training"], recipe_of(scripts, name)
-    stored = load_file(SAMPLES / "trained" / f"{name}.safetensors")
-    if "unembedding.weight" in stored:
-        stored["unembedding"] = stored.pop("unembedding.weight")
+    training, recipe, sample = scripts["training"], recipe_of(scripts, name), samples[name]
     model = training.Model(recipe, 0)
-    model.load_state_dict(stored)
+    stored = {"unembedding": "unembedding.weight"}
+    model.load_state_dict(
+        {
+            key: torch.from_numpy(sample.tensors[stored.get(key, key)]).float()
+            for key in model.state_dict()
+        }
+    )
     with torch.no_grad():
         loss = training.held_out_loss(model, recipe)
-    assert loss == pytest.approx(samples[name].made["held_out_loss_nats"], rel=0.02, abs=1e-6)
+    assert loss == pytest.approx(sample.made["held_out_loss_nats"], rel=0.02, abs=1e-6)
 
 
 def test_a_script_writes_its_files(tmp_path: Path) -> None:

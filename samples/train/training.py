@@ -24,12 +24,12 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 import torch
-from safetensors.torch import save
 from torch import Tensor, nn
 
 from attnviz.attention import Embedding, MultiHeadAttention
 from attnviz.batch import SPECIAL_TOKENS
 from attnviz.config import AttentionConfig
+from attnviz.sources.saved_layers import save_layers
 
 TRAINED = Path(__file__).resolve().parent.parent / "trained"
 
@@ -175,33 +175,16 @@ def held_out_loss(model: Model, recipe: Recipe) -> float:
 
 def write(model: Model, recipe: Recipe, path: Path, made: Mapping[str, object]) -> None:
     """The layers, the embedding and the unembedding as safetensors, with how they were made."""
-    tensors = {
-        f"layers.{i}.{name}": tensor.contiguous()
-        for i, layer in enumerate(model.layers)
-        for name, tensor in layer.state_dict().items()
-    }
-    tensors["embedding.weight"] = model.embedding.weight.detach()
-    if model.unembedding is not None:
-        tensors["unembedding.weight"] = model.unembedding.detach()
-    metadata = {
-        "attnviz.layers": json.dumps([layer.config.as_dict() for layer in model.layers]),
-        "attnviz.vocabulary": json.dumps(recipe.vocabulary),
-        "attnviz.made": json.dumps(made),
-    }
     beside = path.with_name(path.name + ".part")
-    beside.write_bytes(_in_order(save(tensors, metadata=metadata)))
+    save_layers(
+        beside,
+        list(model.layers),
+        model.embedding,
+        recipe.vocabulary,
+        model.unembedding,
+        notes={"attnviz.made": json.dumps(made)},
+    )
     beside.replace(path)
-
-
-def _in_order(data: bytes) -> bytes:
-    """A safetensors file with its header in order: `save` puts metadata in a new order each time.
-
-    A file is the header's length in 8 bytes, the header as JSON, and the numbers.
-    """
-    end = 8 + int.from_bytes(data[:8], "little")
-    header = json.dumps(json.loads(data[8:end]), sort_keys=True, separators=(",", ":")).encode()
-    header += b" " * (-len(header) % 8)  # the numbers begin at a multiple of 8
-    return len(header).to_bytes(8, "little") + header + data[end:]
 
 
 def main(recipes: Mapping[str, Recipe]) -> None:
