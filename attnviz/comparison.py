@@ -35,7 +35,10 @@ Mask = npt.NDArray[np.bool_]
 
 @dataclass(frozen=True)
 class Place:
-    """One cell of both results. `query` and `key` are positions in their sequences, from 0."""
+    """One cell of both results. `query` and `key` are positions in their sequences, from 0.
+
+    `layer` is an index, as in every part of a comparison: `layer_numbers` of A has its number.
+    """
 
     layer: int
     head: int
@@ -156,7 +159,7 @@ def compare(
     check_alike(a, b, sequences, match)
     sides = _Side(a), _Side(b)
     found = []
-    notes = []
+    notes = list(_layer_notes(a, b))
     for layer in layers:
         pairs = [(head, head) for head in heads]
         if match:
@@ -164,7 +167,8 @@ def compare(
             alone = sorted(set(heads) - {head for head, _ in pairs})
             if alone:
                 names = ", ".join(map(str, alone))
-                notes.append(f"layer {layer}: A's heads {names} have no partner in B")
+                where = f"layer {a.layer_numbers[layer]}"
+                notes.append(f"{where}: A's heads {names} have no partner in B")
             on_done()
         for head, other in pairs:
             found.append(_compare_heads(sides, layer, head, other, sequences))
@@ -212,6 +216,7 @@ def with_tokens_of(array: AttentionResult, known: AttentionResult, name: str) ->
         lengths=known.lengths,
         key_lengths=known.key_lengths,
         pad_side=known.pad_side,
+        layers=known.layers if array.n_layers == known.n_layers else (),
     )
 
 
@@ -492,6 +497,14 @@ def _linear_sum_assignment() -> Callable[[Array], tuple[npt.NDArray[np.int64], .
 
 
 # ── words ────────────────────────────────────────────────────────────────────────────────────
+
+
+def _layer_notes(a: AttentionResult, b: AttentionResult) -> Iterator[str]:
+    if a.layer_numbers != b.layer_numbers:
+        numbers = (", ".join(map(str, result.layer_numbers)) for result in (a, b))
+        yield "A's layers are {} of their model and B's {}: they are compared in order".format(
+            *numbers
+        )
 
 
 def _mask_notes(

@@ -66,6 +66,7 @@ def made(
     keys: tuple[str, ...] | None = None,
     allowed: Any = None,
     batch: int = 1,
+    numbers: tuple[int, ...] = (),
     **facts: Any,
 ) -> AttentionResult:
     keys = queries if keys is None else keys
@@ -81,6 +82,7 @@ def made(
         "key_tokens": (keys,) * batch,
         "lengths": np.full(batch, len(queries)),
         "key_lengths": np.full(batch, len(keys)),
+        "layers": numbers,
     }
     return AttentionResult(weights.astype(np.float32), may, **{**given, **facts})
 
@@ -694,3 +696,24 @@ def test_the_sequence_and_the_layer_are_named():
     found = compare(made(0, layers=2, batch=2), made(1, layers=2, batch=2))
     head = found.heads[0]
     assert mapped(found)[0] == f"sequence 0: L{head.layer} H{head.head}: B − A"
+
+
+def test_layers_have_their_models_numbers():
+    a, b = made(0, layers=2, numbers=(3, 8)), made(1, layers=2, numbers=(3, 8))
+    found = compare(a, b)
+    head = next(head for head in found.heads if head.layer == 1)
+    assert found.notes == ()
+    assert f"L8 H{head.head}" in printed(found)
+    document = comparison_as_json(found)
+    assert document["a"]["layers"] == [3, 8]
+    assert {head["layer"] for head in document["heads"]} == {3, 8}
+    assert document["largest"]["layer"] == (3, 8)[found.largest.layer]
+    page = Triptych(found, 0, head, Look(), ("", ""), Scales(1, 1, False, False)).sheet()
+    assert page.title == f"Layer 8 · head {head.head}"
+    sheet = overview_sheet(Differences(found, 0, Look(), ("", "")))
+    assert "layer 8 · head 0" in texts_of(sheet)
+    matrix = distances._sheet(found, Look(), Fonts([]), "")
+    assert {"3", "8"} <= set(texts_of(matrix))
+    assert compare(a, made(1, layers=2)).notes == (
+        "A's layers are 3, 8 of their model and B's 0, 1: they are compared in order",
+    )

@@ -10,7 +10,7 @@ from rich.text import Text
 from attnviz.comparison import Comparison, HeadDifference, Place
 from attnviz.errors import printable
 from attnviz.render.console import flow, write
-from attnviz.render.tables import Paper, grid, widest
+from attnviz.render.tables import Paper, grid, name_of_head, widest
 from attnviz.render.tokens import shorten, signed, visible
 
 if TYPE_CHECKING:
@@ -44,7 +44,8 @@ def comparison_facts(comparison: Comparison, names: tuple[str, str]) -> list[tup
     if comparison.matched:
         for layer, pairs in comparison.moved.items():
             moved = " ".join(f"{a}~{b}" for a, b in pairs if a != b)
-            where = f"layer {layer}: " if comparison.a.n_layers > 1 else ""
+            number = comparison.a.layer_numbers[layer]
+            where = f"layer {number}: " if comparison.a.names_layers else ""
             facts.append(("matched", f"{where}{moved or 'each head with its own number'}"))
     return facts
 
@@ -121,7 +122,7 @@ def _decimals(place: Place) -> int:
 
 def head_name(comparison: Comparison, head: HeadDifference) -> str:
     """`3`, `L1 H3`, and with the head of B where it has another number, `3 ~ 5`."""
-    name = f"L{head.layer} H{head.head}" if comparison.a.n_layers > 1 else str(head.head)
+    name = name_of_head(comparison.a, (head.layer, head.head))
     return f"{name} ~ {head.other}" if head.other != head.head else name
 
 
@@ -168,6 +169,7 @@ def comparison_as_json(
     """
     from attnviz import __version__
 
+    numbers = comparison.a.layer_numbers
     sides = zip("ab", names, (comparison.a, comparison.b), strict=True)
     return {
         "format": FORMAT,
@@ -178,19 +180,19 @@ def comparison_as_json(
         "sequences": list(comparison.sequences),
         "tolerance": tolerance,
         "within": None if tolerance is None else comparison.within(tolerance),
-        "largest": _place(comparison.largest),
-        "broken": _place(comparison.broken),
+        "largest": _place(comparison.largest, numbers),
+        "broken": _place(comparison.broken, numbers),
         "notes": list(comparison.notes),
         "heads": [
             {
-                "layer": head.layer,
+                "layer": numbers[head.layer],
                 "head": head.head,
                 "other": head.other,
                 "bits": _number(head.bits),
                 "bits_by_sequence": [_number(bits) for bits in head.by_sequence],
                 "rows": head.rows,
-                "largest": _place(head.largest),
-                "broken": _place(head.broken),
+                "largest": _place(head.largest, numbers),
+                "broken": _place(head.broken, numbers),
                 "allowed_in_a_only": head.only_a,
                 "allowed_in_b_only": head.only_b,
             }
@@ -205,15 +207,16 @@ def _side(name: str, result: AttentionResult) -> dict[str, Any]:
         "source": result.source,
         "dtype": str(result.attention.dtype),
         "shape": list(result.attention.shape),
+        "layers": list(result.layer_numbers),
         "masks": list(result.masks),
     }
 
 
-def _place(place: Place | None) -> dict[str, Any] | None:
+def _place(place: Place | None, layer_numbers: tuple[int, ...]) -> dict[str, Any] | None:
     if place is None:
         return None
     return {
-        "layer": place.layer,
+        "layer": layer_numbers[place.layer],
         "head": place.head,
         "other": place.other,
         "sequence": place.sequence,

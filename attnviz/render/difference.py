@@ -417,7 +417,9 @@ class Triptych:
     ) -> None:
         self._head, self._scales, self._look = head, scales, TwoMaps.of(look)
         self._bits = head.by_sequence[comparison.sequences.index(sequence)]
-        self._several = comparison.a.n_layers > 1
+        self._layer = ""
+        if comparison.a.names_layers:
+            self._layer = f"layer {comparison.a.layer_numbers[head.layer]} · "
         a = _one_head(cropped(comparison.a, sequence), head.layer, head.head)
         b = _one_head(cropped(comparison.b, sequence), head.layer, head.other)
         self._subjects = [Subject(one, 0, self._look, [(0, 0)], 24) for one in (a, b)]
@@ -520,8 +522,7 @@ class Triptych:
         title = f"head {head.head}"
         if head.other != head.head:
             title += f" of A, head {head.other} of B"
-        if self._several:
-            title = f"layer {head.layer} · {title}"
+        title = f"{self._layer}{title}"
         return title[0].upper() + title[1:]
 
     def _line(self) -> str:
@@ -556,4 +557,5 @@ def _one_head(result: AttentionResult, layer: int, head: int) -> AttentionResult
         result,
         attention=result.attention[one, :, head : head + 1],
         allowed=result.allowed[one, :, head : head + 1] if per_head else result.allowed[one],
+        layers=(),
     )

@@ -64,14 +64,14 @@ def _sheet(comparison: Comparison, look: Look, fonts: Fonts, caption: str) -> Sh
     kinds = np.where(np.isnan(bits), NOT_A_NUMBER, WEIGHT).astype(np.uint8)
     matrix = Head(0, 0, np.nan_to_num(bits), Verdicts(kinds, np.zeros(len(layers), dtype=np.bool_)))
     top = float(matrix.weights.max()) or 1.0
-    most = comparison.heads[0]
+    most, numbered = comparison.heads[0], comparison.a.layer_numbers
     sheet = Sheet(
         look,
         fonts,
         TITLE,
         f"A matrix of distances in bits for {count(len(layers), 'layer')}, one a row, and "
         f"{count(len(heads), 'head')}, one a column. {caption}. Colours run from 0 to {top:.3g}. "
-        f"The first in order: layer {most.layer} head {most.head}, {most.bits:.3g} bits.",
+        f"The first in order: layer {numbered[most.layer]} head {most.head}, {most.bits:.3g} bits.",
     )
     px_w, px_h = cell_pixels(WIDE, look.dpi), cell_pixels(HIGH, look.dpi)
     wide, high = px_w / sheet.scale, px_h / sheet.scale
@@ -90,7 +90,9 @@ def _sheet(comparison: Comparison, look: Look, fonts: Fonts, caption: str) -> Sh
     sheet.pictures.append(Picture(left, row, brush.paint(matrix)))
     sheet.numbers += numbers(sheet, matrix, x, y, wide, high, brush)
     for i, layer in enumerate(layers):
-        sheet.texts.append(Text(x - 5, y + (i + 0.68) * high, str(layer), 8.5, 0.92, anchor="end"))
+        sheet.texts.append(
+            Text(x - 5, y + (i + 0.68) * high, str(numbered[layer]), 8.5, 0.92, anchor="end")
+        )
     bottom = y + high * len(layers)
     for i, number in enumerate(heads):
         at = x + (i + 0.5) * wide

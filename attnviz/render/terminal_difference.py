@@ -68,7 +68,7 @@ def difference_map(
     a, b = cropped(comparison.a, sequence), cropped(comparison.b, sequence)
     name = head_name(comparison, head)
     where = f"sequence {sequence}: " if comparison.a.batch_size > 1 else ""
-    title = f"{where}{'head ' if name[0] != 'L' else ''}{name}: B − A"
+    title = f"{where}{'head ' if not comparison.a.names_layers else ''}{name}: B − A"
     write(console, Text(notation(title, plain), "bold"))
     if not a.query_valid[0].any():
         write(console, Text("no tokens: there is nothing to draw"))
