@@ -247,17 +247,43 @@ class MultiHeadAttention(nn.Module):
         queries `[1|B Tq]` and keys `[1|B Tk]` count from 0 when left out. With `extra_keys`, Tk of
         the weights has so many more. Without `w_o`, the output is the heads side by side.
         """
-        is_self, source = key is None, query
+        at = self._places(query, query if key is None else key, positions)
+        q, k, v = self.project(query, key, value, at, tap)
+        heads, extra = self.config.n_heads, self.extra_keys
+        if extra and allowed is not None:
+            allowed = nn.functional.pad(allowed, (0, extra), value=True)
+        if self.config.is_grouped:  # each key/value head serves the query heads of its group
+            k = k.repeat_interleave(heads // self.config.n_kv_heads, dim=1)
+            tap("k_repeated", "B H Tk d_k", k)
+            v = v.repeat_interleave(heads // self.config.n_kv_heads, dim=1)
+            tap("v_repeated", "B H Tk d_v", v)
+
+        bias = self._position_bias(*at, tap)
+        context, weights = scaled_dot_product_attention(
+            q, k, v, allowed, tap, bias=bias, scaled=self.config.variant.scaled
+        )
+        return self.finish(context, query, tap), weights
+
+    def project(
+        self,
+        query: Tensor,
+        key: Tensor | None = None,
+        value: Tensor | None = None,
+        positions: tuple[Tensor, Tensor] | None = None,
+        tap: Tap = ignore,
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """q `[B H Tq d_k]`, k `[B Hkv Tk d_k]`, v `[B Hkv Tk d_v]`: all that comes before a score.
+
+        Arguments are those of `forward`.
+        """
+        is_self = key is None
         key = query if key is None else key
         value = key if value is None else value
         config, variant = self.config, self.config.variant
         heads, groups, d_k, d_v = config.n_heads, config.n_kv_heads, config.d_k, config.d_v
         hkv = "Hkv" if config.is_grouped else "H"
         ts = "Ts" if self.extra_keys else "Tk"
-        if positions is None:
-            q_at, k_at = (torch.arange(x.shape[1], device=x.device)[None] for x in (query, key))
-        else:
-            q_at, k_at = positions
+        q_at, k_at = self._places(query, key, positions)
 
         if self.norm is not None and variant.norm in ("before", "queries"):
             query = self.norm(query)
@@ -294,35 +320,39 @@ class MultiHeadAttention(nn.Module):
             k, v = self._extended(k, self.bias_k), self._extended(v, self.bias_v)
             tap("k_extended", f"B {hkv} Tk d_k", k)
             tap("v_extended", f"B {hkv} Tk d_v", v)
-            if allowed is not None:
-                allowed = nn.functional.pad(allowed, (0, self.extra_keys), value=True)
-        if config.is_grouped:  # each key/value head serves the query heads of its group
-            k = k.repeat_interleave(heads // groups, dim=1)
-            tap("k_repeated", "B H Tk d_k", k)
-            v = v.repeat_interleave(heads // groups, dim=1)
-            tap("v_repeated", "B H Tk d_v", v)
+        return q, k, v
 
-        bias = self._position_bias(q_at, k_at, tap)
-        context, weights = scaled_dot_product_attention(
-            q, k, v, allowed, tap, bias=bias, scaled=variant.scaled
-        )
+    def finish(self, context: Tensor, query: Tensor, tap: Tap = ignore) -> Tensor:
+        """The output `[B Tq d_model]` of context `[B H Tq d_v]`: all that comes after the weights.
 
+        `query` is what `forward` was given.
+        """
         # B H Tq d_v -> B Tq H d_v -> B Tq H·d_v. contiguous() would copy as well, but for one head.
         heads_last = context.transpose(1, 2).clone(memory_format=torch.contiguous_format)
         merged = heads_last.flatten(-2)
         tap("merged", "B Tq H·d_v", merged)
         if self.w_o is None:
-            return merged, weights
+            return merged
         output: Tensor = self.w_o(merged)
         tap("projected", "B Tq d_model", output, module=self.w_o, sums_over="H·d_v")
+        variant = self.config.variant
         if variant.norm == "none":
-            return output, weights
-        output = output + source
+            return output
+        output = output + query
         tap("residual", "B Tq d_model", output, flops_each=1)
         if variant.norm == "after" and self.norm is not None:
             output = self.norm(output)
             tap("output", "B Tq d_model", output, module=self.norm, flops_each=8)
-        return output, weights
+        return output
+
+    def _places(
+        self, query: Tensor, key: Tensor, positions: tuple[Tensor, Tensor] | None
+    ) -> tuple[Tensor, Tensor]:
+        """Positions of queries `[1|B Tq]` and keys `[1|B Tk]`; they count from 0 when left out."""
+        if positions is not None:
+            return positions
+        q_at, k_at = (torch.arange(x.shape[1], device=x.device)[None] for x in (query, key))
+        return q_at, k_at
 
     def _extended(self, x: Tensor, bias: Tensor | None) -> Tensor:
         """`x` `[B Hkv Ts d]` with the keys or values that are no token's at the end."""
