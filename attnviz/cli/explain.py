@@ -11,11 +11,13 @@ from attnviz.cli.options import (
     InputFlags,
     LayerFlags,
     MaskFlags,
+    ModelFlags,
     SourceFlags,
     choose_one,
     flag,
     spread,
 )
+from attnviz.cli.progress import Work
 from attnviz.cli.source import open_source
 
 EXAMPLES = """Examples:
@@ -30,6 +32,7 @@ def explain(
     inputs: InputFlags,
     layer: LayerFlags,
     origin: SourceFlags,
+    pretrained: ModelFlags,
     masking: MaskFlags,
     layer_number: Annotated[
         int, flag("--layer", help="Which layer, from 0.", panel=OUTPUT, metavar="L")
@@ -50,31 +53,36 @@ def explain(
     ] = False,
 ) -> None:
     """Explain one query of one head: every number from its vector to the head's output."""
-    source = open_source(inputs, layer, masking, origin)
+    source = open_source(inputs, layer, masking, origin, pretrained)
     choose_one("--layer", layer_number, source.n_layers, "layers")
     choose_one("--head", head, source.n_heads, "heads")
     text = source.read()
     choose_one("--sequence", sequence, len(text.queries), "sequences")
+
+    import numpy as np
 
     from attnviz.masks import build
     from attnviz.render import explain as numbers
     from attnviz.render.console import make_console
     from attnviz.render.explain_page import print_explanation
 
-    done = source.compute(text, numbers.WANTED)
+    with Work() as work:
+        done = source.compute(text, numbers.WANTED, [layer_number], work.stage)
     run, queries = done.run, done.queries
     keys = queries if done.keys is None else done.keys
     verdicts = []
     for rule in done.rules:
         allowed = build([rule], queries.size, source.n_heads, queries.width, keys.width)
         assert allowed is not None  # there is a rule
-        verdicts.append((rule.name, allowed.numpy()))
+        beside = run.result.attention.shape[4] - keys.width  # the layer's own keys: never forbidden
+        verdict = np.pad(allowed.numpy(), [(0, 0)] * 3 + [(0, beside)], constant_values=True)
+        verdicts.append((rule.name, verdict))
     w_o = run.layers[layer_number].w_o if run.layers else None
     explanation = numbers.explain(
         run.result,
         run.steps,
         sequence,
-        layer_number,
+        run.result.layer_numbers.index(layer_number),
         head,
         numbers.find_query(run.result, sequence, query),
         verdicts=verdicts,

@@ -15,6 +15,7 @@ from attnviz.cli.options import (
     LayerFlags,
     LookFlags,
     MaskFlags,
+    ModelFlags,
     OutputFlags,
     SourceFlags,
     flag,
@@ -44,6 +45,7 @@ def run(
     inputs: InputFlags,
     layer: LayerFlags,
     origin: SourceFlags,
+    pretrained: ModelFlags,
     masking: MaskFlags,
     look: LookFlags,
     output: OutputFlags,
@@ -69,7 +71,7 @@ def run(
 ) -> None:
     """Run text through multi-head attention; draw every head, print every shape."""
     # What the flags alone can tell comes first: a wrong one is answered before torch is loaded.
-    source = open_source(inputs, layer, masking, origin)
+    source = open_source(inputs, layer, masking, origin, pretrained)
     look.look()
     kept = _kept(keep)
     places = output.places()
@@ -77,7 +79,7 @@ def run(
         raise OutputError(f"--keep {','.join(kept)} needs a saved run: -o run.npz, say")
     if save_layer is not None and save_layer.suffix.lower() != ".safetensors":
         raise OutputError(f"--save-layer {printable(save_layer)}: the suffix must be .safetensors")
-    chosen_heads = output.chosen_heads(source.n_layers, source.n_heads)
+    chosen_heads = output.chosen_heads(source.n_layers, source.n_heads, source.absent)
 
     text = source.read()
     chosen = output.chosen_sequences(len(text.queries))
@@ -89,7 +91,8 @@ def run(
         layer_place = None if save_layer is None else staging.plan(save_layer)
 
         work.stage("computing attention")
-        done = source.compute(text, kept)
+        layers = {layer for layer, _ in chosen_heads}
+        done = source.compute(text, kept, layers, work.stage)
         writers = outputs.writers(done.run)
         if layer_place is not None:
             from attnviz.sources.saved_layers import save_layers
@@ -123,10 +126,12 @@ def _report(source: Source, done: Computed, console: Console, trace: bool) -> No
     from attnviz.render.tables import print_trace
 
     queries, keys = done.queries, done.keys
-    names, allowed = done.run.result.masks, done.run.result.allowed[0]
+    masked = queries if keys is None else keys
+    names = done.run.result.masks
+    allowed = done.run.result.allowed[0, ..., : masked.width]  # a key of the layer's own is no cell
     facts = [
         *source.facts(done.run),
-        *mask_facts(names, allowed if names else None, queries, queries if keys is None else keys),
+        *mask_facts(names, allowed if names else None, queries, masked),
         *token_facts(queries, keys, ascii_only(console)),
     ]
     print_facts(console, facts)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from math import isfinite, sqrt
@@ -29,7 +29,13 @@ FORMAT, VERSION = "attnviz.explain", 1
 NEEDED = ("q", "k", "v", "products", "scores", "context")
 """Taps that a run must keep to be explained."""
 
-WANTED = (*NEEDED, "projected")
+TURNED = ("q_normed", "q_rotated", "k_normed", "k_rotated", "k_extended", "v_extended")
+"""Taps of what some layers do with q, k and v before they are used."""
+
+BIASES = ("alibi", "position_bias")
+"""Taps of what some layers add to the scores."""
+
+WANTED = (*NEEDED, *TURNED, *BIASES, "biased", "projected")
 """With `projected` as well, the last section shows what all heads come to together."""
 
 ROUNDING = {"float16": 2.0**-11, "bfloat16": 2.0**-8, "float32": 2.0**-24, "float64": 2.0**-53}
@@ -46,9 +52,12 @@ Bools = npt.NDArray[np.bool_]
 class Explanation:
     """One query of one head: the run's numbers as float64 copies, and what follows from them.
 
-    From taps: `q` `[d_k]`, `k` `[Tk d_k]`, `v` `[Tk d_v]`, `products` and `scores` `[Tk]` (before
-    masking), `weights` `[Tk]`, `context` `[d_v]`, `projected` `[d_model]` (all heads through W_O,
-    or None). `allowed` is bool `[Tk]`; `verdicts` has the same for each mask rule by name.
+    From taps: `q` `[d_k]`, `k` `[Tk d_k]`, `v` `[Tk d_v]` (normed and turned, where the layer does
+    that: `done_to_q` names it), `products` `[Tk]`, `scaled` `[Tk]` (divided by √d_k, unless the
+    layer leaves that out: `is_scaled`), `bias` `[Tk]` (what places add, or None), `scores` `[Tk]`
+    (all that, before masking), `weights` `[Tk]`, `context` `[d_v]`, `projected` `[d_model]` (all
+    heads through W_O, or None). `allowed` is bool `[Tk]`; `verdicts` has the same for each mask
+    rule by name.
 
     `query` is the query's place in the padded batch, `query_position` its index in its own
     sequence, `occurrence` (n, m) says that it is the n-th of m queries with the same text.
@@ -77,7 +86,11 @@ class Explanation:
     q: Floats
     k: Floats
     v: Floats
+    done_to_q: tuple[str, ...]
     products: Floats
+    is_scaled: bool
+    scaled: Floats
+    bias: Floats | None
     scores: Floats
     allowed: Bools
     verdicts: tuple[tuple[str, Bools], ...]
@@ -93,8 +106,8 @@ class Explanation:
 
     @property
     def scale(self) -> float:
-        """√d_k, which the products are divided by."""
-        return sqrt(len(self.q))
+        """√d_k, which the products are divided by; 1 where they are not."""
+        return sqrt(len(self.q)) if self.is_scaled else 1.0
 
     @property
     def sees_something(self) -> bool:
@@ -132,7 +145,8 @@ class Explanation:
         if not self.sees_something:
             return np.zeros(self.n_keys)
         with np.errstate(invalid="ignore"):
-            masked = np.where(self.allowed, self.products, -np.inf)
+            scores = self.products if self.bias is None else self.products + self.bias
+            masked = np.where(self.allowed, scores, -np.inf)
             exps = np.exp(masked - masked.max())
             return np.asarray(exps / exps.sum())
 
@@ -183,7 +197,9 @@ def explain(
     ):
         if not 0 <= value < size:
             raise InputError(f"{name} {value} is not in this run, which has {_range(size, name)}")
-    missing = [name for name in NEEDED if name not in result.kept]
+    kept = result.kept
+    is_scaled = "scores" in kept or "biased" not in kept
+    missing = [name for name in NEEDED if name not in kept and (name != "scores" or is_scaled)]
     if missing:
         raise InputError(
             f"the run did not keep {', '.join(missing)}; {', '.join(NEEDED)} are needed"
@@ -200,7 +216,11 @@ def explain(
         )
     tokens = result.query_tokens[sequence]
     twins = [i for i, token in enumerate(tokens) if token == tokens[query]]
-    projected = result.kept.get("projected")
+    projected = kept.get("projected")
+    of_q = [name for name in ("q_normed", "q_rotated") if name in kept]
+    of_k = [name for name in ("k_normed", "k_rotated") if name in kept]
+    products = kept["products"][at][query]
+    scaled = kept["scores"][at][query] if is_scaled else products
     return Explanation(
         layer=layer,
         head=head,
@@ -213,7 +233,8 @@ def explain(
         query_position=int(result.query_positions[sequence, query]),
         query_is_padding=not result.query_valid[sequence, query],
         occurrence=(twins.index(query) + 1, len(twins)),
-        is_cross=result.is_cross,
+        # a key of the layer's own after the tokens makes no other text
+        is_cross=result.key_tokens[sequence][: len(tokens)] != tokens,
         key_tokens=result.key_tokens[sequence],
         key_positions=result.key_positions[sequence].copy(),
         key_is_padding=~result.key_valid[sequence],
@@ -221,19 +242,35 @@ def explain(
         trained=result.trained,
         dtype=str(result.config.get("dtype", result.attention.dtype)),
         masks=result.masks,
-        q=_float64(result.kept["q"][at][query]),
-        k=_float64(_of_group(result.kept["k"], at, heads)),
-        v=_float64(_of_group(result.kept["v"], at, heads)),
-        products=_float64(result.kept["products"][at][query]),
-        scores=_float64(result.kept["scores"][at][query]),
+        q=_float64(kept[["q", *of_q][-1]][at][query]),
+        k=_float64(_of_group(kept[["k", *of_k][-1]], at, heads)),
+        v=_float64(_of_group(kept["v"], at, heads)),
+        done_to_q=tuple(of_q),
+        products=_float64(products),
+        is_scaled=is_scaled,
+        scaled=_float64(scaled),
+        bias=_bias(kept, at, query),
+        scores=_float64(kept["biased"][at][query] if "biased" in kept else scaled),
         allowed=allowed.copy(),
         verdicts=named,
         weights=_float64(result.attention[at][query]),
-        context=_float64(result.kept["context"][at][query]),
+        context=_float64(kept["context"][at][query]),
         projected=None if projected is None else _float64(projected[layer, sequence, query]),
-        parts=None if w_o is None else _parts(result.kept["context"], w_o, at, query),
+        parts=None if w_o is None else _parts(kept["context"], w_o, at, query),
         steps=tuple(step for step in steps if step.name in (*WANTED, "masked_scores", "weights")),
     )
+
+
+def _bias(
+    kept: Mapping[str, npt.NDArray[Any]], at: tuple[int, int, int], query: int
+) -> Floats | None:
+    """What places added to this query's scores; T5's table has the heads last."""
+    layer, sequence, head = at
+    if "alibi" in kept:
+        return _float64(kept["alibi"][at][query])
+    if "position_bias" in kept:
+        return _float64(kept["position_bias"][layer, sequence, query, :, head])
+    return None
 
 
 def _of_group(kept: npt.NDArray[Any], at: tuple[int, int, int], heads: int) -> npt.NDArray[Any]:
@@ -364,6 +401,8 @@ def explanation_as_json(explanation: Explanation) -> dict[str, Any]:
             "is_padding": bool(e.key_is_padding[i]),
             "k": _json(e.k[i]),
             "product": _json(e.products[i]),
+            "scaled": _json(e.scaled[i]),
+            "bias": None if e.bias is None else _json(e.bias[i]),
             "score": _json(e.scores[i]),
             "allowed": bool(e.allowed[i]),
             "forbidden_by": list(e.forbidding(i)),
@@ -397,6 +436,7 @@ def explanation_as_json(explanation: Explanation) -> dict[str, Any]:
         "d_k": len(e.q),
         "d_v": len(e.context),
         "scale": e.scale,
+        "done_to_q": list(e.done_to_q),
         "largest_score": _json(e.scores[e.largest]) if e.sees_something else None,
         "exp_sum": _json(e.total),
         "keys": keys,

@@ -106,10 +106,14 @@ def _products_hold(e: Explanation, shown: Sequence[int], vector: int, chain: int
 def _softmax_holds(e: Explanation, shown: Sequence[int], chain: int, weight: int) -> bool:
     """Whether scores, exp, sum and weights each follow from what is printed before them."""
     eps = _rounding(e)
-    scores = printed(e.scores[shown], chain)
+    scaled = printed(e.scaled[shown], chain)
     on_paper = printed(e.products[shown], chain) / printed(e.scale, chain + 1)
-    if not holds(on_paper, scores, chain, eps * np.abs(scores)):
+    if not holds(on_paper, scaled, chain, eps * np.abs(scaled)):
         return False
+    if e.bias is not None:
+        scores = printed(e.scores[shown], chain)
+        if not holds(scaled + printed(e.bias[shown], chain), scores, chain, eps * np.abs(scores)):
+            return False
     if not e.sees_something:
         return True
     rest = left_out(e, shown)

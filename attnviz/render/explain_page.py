@@ -312,11 +312,19 @@ class _Writer:
             f"W_Q turns the token's input into {_count(d_k, 'number')}, its query vector: a "
             "question that is put to every key."
         )
+        if "q_normed" in e.done_to_q:
+            page.say("It is then normed, RMSNorm along d_k: no product can run away.")
+        if "q_rotated" in e.done_to_q:
+            page.say(
+                "Then pairs of its numbers are turned, by angles that grow with the token's "
+                "position (rotary positions); keys are turned alike, so that q·k depends on how "
+                "far apart they stand. q and k are shown as they were after the turn."
+            )
         entries = [*self._vector(e.q[:n], self.digits.vector), *([] if n == d_k else ["…"])]
         page.say("q =", *_listed(entries), indent="  ")
         some = "" if n == d_k else f"The first {n} of {d_k} entries are shown. "
         page.say(f"{some}Its norm, √(q·q), is {number(_norm(e.q), 4)}.")
-        self._run("q", derived="the norm")
+        self._run("q", *e.done_to_q, derived="the norm")
 
     def _products(self) -> None:
         page, e, digits = self.page, self.e, self.digits
@@ -348,14 +356,23 @@ class _Writer:
         elif self.example >= 0:
             terms = _terms(e.q, digits.vector, e.k[self.example], digits.vector)
             self._for_example(*terms, f"= {self._chain(e.products[self.example])}")
-        self._run("k", "products")
+        of_k = [name for name in ("k_normed", "k_rotated", "k_extended") if self._ran(name)]
+        self._run("k", *of_k, "products")
+
+    def _ran(self, name: str) -> bool:
+        return any(step.name == name for step in self.e.steps)
 
     def _scale(self) -> None:
         page, e = self.page, self.e
         d_k = len(e.q)
+        if not e.is_scaled:
+            page.heading("3. No scale, but a position bias")
+            page.say("This layer does not divide the products: its W_Q has learned to do without.")
+            self._bias()
+            return
         whole = e.scale.is_integer()
         root = number(e.scale, 0 if whole else self.digits.chain + 1)
-        page.heading("3. The scale √d_k")
+        page.heading("3. The scale √d_k" + (" and the position bias" if e.bias is not None else ""))
         page.say(
             f"Each product is divided by √d_k = √{d_k} = {root}: a sum of d_k terms spreads √d_k "
             "times as wide as one term, and the wider the scores, the more of its weight softmax "
@@ -363,18 +380,56 @@ class _Writer:
         )
         rows = [
             _Row(
-                [*self._name(i), self._chain(e.products[i]), self._chain(e.scores[i])],
+                [*self._name(i), self._chain(e.products[i]), self._chain(e.scaled[i])],
                 self._style(i),
             )
             for i in self.shown
         ]
-        page.table(["at", "key", "q·k", "score"], rows)
+        page.table(["at", "key", "q·k", "score" if e.bias is None else "q·k / √d_k"], rows)
         if (i := self.example) >= 0:
             self._for_example(
-                f"{self._chain(e.products[i])} / {root}", f"= {self._chain(e.scores[i])}"
+                f"{self._chain(e.products[i])} / {root}", f"= {self._chain(e.scaled[i])}"
             )
         page.say(self._without_scale())
         self._run("scores", derived="what would happen without the scale")
+        if e.bias is not None:
+            self._bias()
+
+    def _bias(self) -> None:
+        """What the places of query and key add to their score."""
+        page, e = self.page, self.e
+        if e.bias is None:
+            return
+        before = "q·k / √d_k" if e.is_scaled else "q·k"
+        if self._ran("alibi"):
+            page.say(
+                "ALiBi then takes off the distance between query and key, times a slope of this "
+                "head's own: what is far away has to match better."
+            )
+        else:
+            page.say(
+                "A number from a learned table is then added, one for this head and the distance "
+                "from query to key."
+            )
+        rows = [
+            _Row(
+                [
+                    *self._name(i),
+                    self._chain(e.scaled[i]),
+                    self._chain(e.bias[i]),
+                    self._chain(e.scores[i]),
+                ],
+                self._style(i),
+            )
+            for i in self.shown
+        ]
+        page.table(["at", "key", before, "bias", "score"], rows)
+        if (i := self.example) >= 0:
+            self._for_example(
+                f"{self._chain(e.scaled[i])} + {_bracketed(self._chain(e.bias[i]))}",
+                f"= {self._chain(e.scores[i])}",
+            )
+        self._run("alibi" if self._ran("alibi") else "position_bias", "biased")
 
     def _without_scale(self) -> str:
         e = self.e

@@ -106,7 +106,7 @@ def run_layers(
             tap = recorder if i == 0 else Recorder(recorder.sizes, recorder.keep)
             x, found = layer(x, inputs.key, inputs.value, allowed, tap, positions)
             weights.append(as_array(found))
-            kept.append({name: as_array(tensor) for name, tensor in _as_used(tap.kept).items()})
+            kept.append(_as_used(tap.kept, queries.size))
     shape = (len(layers), queries.size, 1, queries.width, keys.width + extra)
     seen = np.ones(shape, dtype=bool)
     if allowed is not None:
@@ -124,12 +124,19 @@ def run_layers(
     return Run(result, tuple(recorder.steps), tuple(layers))
 
 
-def _as_used(kept: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Keys and values with those that are no token's, under the names of the others."""
-    found = dict(kept)
+def _as_used(kept: Mapping[str, Tensor], batch: int) -> dict[str, npt.NDArray[Any]]:
+    """Kept tensors, each with all sequences; keys and values as the attention had them in the end.
+
+    With keys that are no token's, `k` and `v` are those of `k_extended` and `v_extended`.
+    """
+    found = {
+        name: as_array(tensor.expand(batch, *tensor.shape[1:])) for name, tensor in kept.items()
+    }
     for name in ("k", "v"):
         if f"{name}_extended" in found:
             found[name] = found.pop(f"{name}_extended")
+            for earlier in (f"{name}_normed", f"{name}_rotated"):
+                found.pop(earlier, None)
     return found
 
 
