@@ -99,6 +99,7 @@ def capture(
     keep: Collection[str] = (),
     towers: Collection[str] | None = None,
     trace: bool = False,
+    each: Callable[[Call], None] | None = None,
 ) -> Iterator[Capture]:
     """Catch the attention of every call of `model` inside a `with` block.
 
@@ -110,7 +111,8 @@ def capture(
     eval and in training alike. What the model returns, its gradients and its random numbers do
     not change (to rounding, where it would have used another kernel). Only the `layers` (numbers
     from 0) and `towers` that are wanted are kept. `keep` names taps of `TAPS` to keep as well.
-    With `trace`, the first call that is kept has `steps`: its tensors as they were.
+    With `trace`, the first call that is kept has `steps`: its tensors as they were. `each` is given
+    every call as it comes, and nothing is kept.
 
     At the end the model is as it was, also upon an exception. Raises `InputError` when the model
     ran and none of its attention could be seen.
@@ -118,7 +120,7 @@ def capture(
     unknown = next((name for name in keep if name not in TAPS), None)
     if unknown is not None:
         raise InputError(f"keep {printable(unknown)}: known are {', '.join(TAPS)}")
-    watch = _Watch(model, layers, frozenset(keep), towers, trace)
+    watch = _Watch(model, layers, frozenset(keep), towers, trace, each)
     with ExitStack() as undo:
         _install(watch, model, undo)
         yield watch.caught
@@ -138,8 +140,10 @@ class _Watch:
         keep: frozenset[str],
         towers: Collection[str] | None,
         trace: bool,
+        each: Callable[[Call], None] | None,
     ) -> None:
         self.caught = Capture()
+        self._each = self.caught.calls.append if each is None else each
         self.places = places(model)
         self.unseen: dict[str, str] = {}
         self._model, self._layers, self._keep, self._towers = model, layers, keep, towers
@@ -181,7 +185,7 @@ class _Watch:
         for name, value in vars(call).items():
             if isinstance(value, Tensor) and name not in kept:
                 kept[name] = value.detach().to("cpu")
-        self.caught.calls.append(replace(call, **kept))
+        self._each(replace(call, **kept))
 
     def step(self) -> int:
         return max(self._step, 0)

@@ -197,7 +197,7 @@ def _require_short(loaded: LoadedModel, encoded: Encoded, say: Say) -> None:
     if longest is None or encoded.width <= longest:
         return
     at = int(encoded.lengths.argmax())
-    if _learned_positions(loaded.network):
+    if learned_positions(loaded.network):
         raise InputError(
             f"sequence {at} has {encoded.width:,} tokens, and {loaded.source} has learned "
             f"{longest:,} positions; --max-len {longest} cuts it"
@@ -205,7 +205,7 @@ def _require_short(loaded: LoadedModel, encoded: Encoded, say: Say) -> None:
     say(f"sequence {at} has {encoded.width:,} tokens, more than the {longest:,} it was made for")
 
 
-def _learned_positions(network: nn.Module) -> bool:
+def learned_positions(network: nn.Module) -> bool:
     """Whether the model has a table with a row for each position."""
     names = ("position_embedding", "embed_position", "wpe", "pos_embed")
     return any(
@@ -279,7 +279,7 @@ def _inputs(
     if encoded.pad_side == "left" and not valid.all():
         if prefix + "position_ids" in accepts:
             arrays["position_ids"] = np.maximum(valid.cumsum(1) - 1, 0)
-        elif _learned_positions(loaded.network):
+        elif learned_positions(loaded.network):
             say(
                 f"{loaded.source} counts positions from the padding on the left; --pad-side right "
                 "gives each text the positions that it has alone"
