@@ -136,9 +136,9 @@ def compare(
 ) -> Comparison:
     """Compare two results over the same tokens, head by head.
 
-    Each may be a result or an array, `[L B H Tq Tk]` or without its first axes; an array has the
-    tokens of the other one, or their numbers, and what the other's mask forbids is no difference
-    while the array gives it no weight.
+    Each may be a result, an array or tensor `[L B H Tq Tk]` or without its first axes, or a list of
+    layers `[B H Tq Tk]`; an array has the tokens of the other one, or their numbers, and what the
+    other's mask forbids is no difference while the array gives it no weight.
 
     A head's distance is the mean Jensen–Shannon divergence, in bits, over the rows of real queries
     that may see something in A or in B. A row that sums to 1, but for rounding, is divided by its
@@ -249,13 +249,24 @@ def _numbered(array: npt.ArrayLike) -> AttentionResult:
 
 
 def _with_all_axes(array: npt.ArrayLike) -> npt.NDArray[Any]:
-    weights = np.asarray(array)
+    if isinstance(array, (list, tuple)):  # a layer each, as transformers gives them
+        weights = np.stack([_numbers(layer) for layer in array])
+    else:
+        weights = _numbers(array)
     if not 2 <= weights.ndim <= 5:
         raise InputError(
             f"an array has {weights.ndim} axes, shape {list(weights.shape)}; [Tq Tk] to "
             "[L B H Tq Tk] are expected"
         )
     return weights.reshape((1,) * (5 - weights.ndim) + weights.shape)
+
+
+def _numbers(array: Any) -> npt.NDArray[Any]:
+    """An array, or a tensor of torch wherever it is; bfloat16, which NumPy lacks, as float32."""
+    if hasattr(array, "detach"):
+        array = array.detach().cpu()
+        array = array.float() if str(array.dtype) == "torch.bfloat16" else array
+    return np.asarray(array)
 
 
 def check_alike(
@@ -511,7 +522,7 @@ def _mask_notes(
     found: Sequence[HeadDifference], a: AttentionResult, b: AttentionResult
 ) -> Iterator[str]:
     only_a, only_b = sum(head.only_a for head in found), sum(head.only_b for head in found)
-    names = [", ".join(result.masks) or "none" for result in (a, b)]
+    names = [", ".join(map(printable, result.masks)) or "none" for result in (a, b)]
     if only_a or only_b:
         yield (
             f"the masks differ: {_count(only_a, 'cell')} allowed in A only, "

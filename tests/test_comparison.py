@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.spatial.distance import jensenshannon
@@ -451,6 +452,23 @@ def test_an_array_has_the_tokens_and_masks_of_the_other():
     assert done.notes == ()
     back = attnviz.compare(np.array([[1, 0], [0.25, 0.75]]), a)
     assert (back.largest.a, back.largest.b) == (0.25, 0.5)
+
+
+def test_tensors_and_lists_of_layers():
+    a, b = weights_of(0), weights_of(1)
+    want = compare(a, b)
+    layers = [torch.from_numpy(layer).requires_grad_() for layer in b]
+    assert compare(a, layers).heads == want.heads
+    assert compare(a, tuple(b)).heads == want.heads
+    halved = torch.from_numpy(b).bfloat16()
+    assert compare(halved, halved.float()).largest.difference == 0
+
+
+def test_names_of_masks_are_shown_as_they_are():
+    a = square([1, 0], [0.5, 0.5], masks=("\x1b[31m",))
+    assert compare(a, replace(a, masks=())).notes == (
+        "the masks have other names (A: \\x1b[31m; B: none) and allow the same",
+    )
 
 
 @pytest.mark.parametrize(
