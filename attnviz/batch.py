@@ -78,8 +78,14 @@ TOKENIZERS: dict[str, Callable[[str], list[str]]] = {
 }
 
 
+WHOLE = "whole"
+"""The tokenizer that cuts nothing: a text is one token, for a model that cuts it by itself."""
+
+
 def tokenizer_named(name: str) -> Callable[[str], list[str]]:
     """One of `TOKENIZERS`, or that of a `tokenizer.json`, with the special tokens that it adds."""
+    if name == WHOLE:
+        return lambda text: [text] if text.strip() else []
     if name in TOKENIZERS:
         return TOKENIZERS[name]
     encode = read_tokenizer(name).encode

@@ -48,24 +48,28 @@ class TextInput:
         return {"B": len(self.queries), "Tq": queries, "Tk": keys, "V": len(self.vocabulary)}
 
 
-def read_sequences(flags: InputFlags) -> TextInput:
-    """Read what the flags name; with nothing named, a pipe; with no pipe, the built-in sentence."""
+def read_sequences(flags: InputFlags, tokenizer: str | None = None) -> TextInput:
+    """Read what the flags name; with nothing named, a pipe; with no pipe, the built-in sentence.
+
+    `tokenizer` is that of the flags when left out.
+    """
+    tokenizer = flags.tokenizer if tokenizer is None else tokenizer
     readings = []
     if flags.text:
-        readings.append(_from_arguments(flags.text, flags))
-    readings += [_read(path, flags) for path in flags.file or ()]
+        readings.append(_from_arguments(flags.text, tokenizer))
+    readings += [_read(path, flags, tokenizer) for path in flags.file or ()]
     if not readings:
         if is_piped():
-            readings.append(_read(Path("-"), flags))
+            readings.append(_read(Path("-"), flags, tokenizer))
         else:
-            built_in = batches.from_texts([BUILT_IN], flags.tokenizer)
+            built_in = batches.from_texts([BUILT_IN], tokenizer)
             notice = f'no text was given: using "{BUILT_IN}"'
             readings.append(batches.Reading(built_in.sequences, (notice,)))
     keys = None
     if flags.keys:
-        keys = _from_arguments(flags.keys, flags)
+        keys = _from_arguments(flags.keys, tokenizer)
     elif flags.key_file:
-        keys = _read(flags.key_file, flags)
+        keys = _read(flags.key_file, flags, tokenizer)
     queries = tuple(s for reading in readings for s in reading.sequences)
     notices = [notice for reading in readings for notice in reading.notices]
     if keys is not None:
@@ -127,7 +131,7 @@ def make_rules(
     return rules, notices
 
 
-def _from_arguments(texts: Sequence[str], flags: InputFlags) -> Reading:
+def _from_arguments(texts: Sequence[str], tokenizer: str) -> Reading:
     """Texts off the command line. In an ASCII locale Python keeps their bytes as surrogates."""
     found = []
     for text in texts:
@@ -135,15 +139,15 @@ def _from_arguments(texts: Sequence[str], flags: InputFlags) -> Reading:
             found.append(os.fsencode(text).decode())
         except UnicodeDecodeError as error:
             raise InputError(f"the text is not utf-8: byte {error.start} is wrong") from None
-    return batches.from_texts(found, flags.tokenizer)
+    return batches.from_texts(found, tokenizer)
 
 
-def _read(path: Path, flags: InputFlags) -> Reading:
+def _read(path: Path, flags: InputFlags, tokenizer: str) -> Reading:
     if path == Path("-"):
         if sys.stdin is None or sys.stdin.closed:
             raise InputError("standard input is closed; give TEXT or --file")
-        return batches.from_file(None, sys.stdin.buffer, flags.tokenizer, flags.encoding)
-    return batches.read_path(path, flags.tokenizer, flags.encoding)
+        return batches.from_file(None, sys.stdin.buffer, tokenizer, flags.encoding)
+    return batches.read_path(path, tokenizer, flags.encoding)
 
 
 def is_piped() -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import codecs
 import dataclasses
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, get_type_hints
@@ -18,7 +18,7 @@ from attnviz.config import POSITIONS, AttentionConfig, check_size, choice
 from attnviz.errors import ConfigError, printable
 from attnviz.render.look import Look
 
-INPUT, LAYER, MASK, OUTPUT, LOOK = "Input", "Layer", "Mask", "Output", "Look"
+INPUT, LAYER, MODEL, MASK, OUTPUT, LOOK = "Input", "Layer", "Model", "Mask", "Output", "Look"
 
 MASK_MEANINGS = ("keep", "drop")
 
@@ -131,7 +131,7 @@ class LayerFlags:
     dtype: Annotated[str, flag(panel=LAYER, help="float32, float64, bfloat16 or float16.")] = (
         "float32"
     )
-    device: Annotated[str, flag(panel=LAYER, help="cpu, cuda or mps.")] = "cpu"
+    device: Annotated[str, flag(panel=LAYER, help="cpu, cuda or mps; auto with --model.")] = "cpu"
     stated: frozenset[str] = dataclasses.field(default=frozenset(), metadata={"is_flag": False})
 
     @property
@@ -206,6 +206,55 @@ class SourceFlags:
             f"--{field.name.replace('_', '-')}"
             for field in flags_of(self)
             if getattr(self, field.name) != field.default and field.name != "weights"
+        ]
+
+
+@dataclass(frozen=True)
+class ModelFlags:
+    """A pretrained model in place of a layer."""
+
+    model: Annotated[
+        str | None,
+        optional(
+            "--model",
+            panel=MODEL,
+            metavar="MODEL",
+            help="A pretrained model: its folder, a .gguf file, or its name on the hub. It cuts "
+            "the text by itself; --dtype, --device and --seed hold for it as well.",
+        ),
+    ] = None
+    revision: Annotated[
+        str | None,
+        optional(panel=MODEL, metavar="NAME", help="Branch, tag or commit on the hub."),
+    ] = None
+    trust_remote_code: Annotated[
+        bool,
+        flag("--trust-remote-code", panel=MODEL, help="Run code that comes with the model."),
+    ] = False
+    attention: Annotated[
+        str | None,
+        optional(
+            "--attention",
+            panel=MODEL,
+            metavar="NAME",
+            help="encoder, decoder or cross (with --keys for the encoder's text), text or vision.",
+        ),
+    ] = None
+    max_len: Annotated[
+        int | None, optional(panel=MODEL, metavar="N", help="Cut the text to N tokens.")
+    ] = None
+
+    def __post_init__(self) -> None:
+        if self.max_len is not None:
+            check_size("--max-len", self.max_len)
+
+    @property
+    def given(self) -> list[str]:
+        """The flags that were given, --model apart."""
+        return [
+            f"--{field.name.replace('_', '-')}"
+            for field in flags_of(self)
+            if getattr(self, field.name) != field.default and field.name != "model"
         ]
 
 
@@ -444,10 +493,16 @@ class OutputFlags:
         """Each path to write, and its form: see `kind_of`."""
         return [(Path(given), kind_of(given)) for given in self.out or [DEFAULT_FOLDER]]
 
-    def chosen_heads(self, n_layers: int, n_heads: int) -> list[tuple[int, int]]:
-        """The (layer, head) pairs to draw."""
+    def chosen_heads(
+        self, n_layers: int, n_heads: int, absent: Collection[int] = ()
+    ) -> list[tuple[int, int]]:
+        """The (layer, head) pairs to draw; layers that are `absent` have no attention."""
         numbers = choose("--heads", self.heads, n_heads, "heads")
         layers = choose("--layers", self.layers, n_layers, "layers")
+        if self.layers is None:
+            layers = [layer for layer in layers if layer not in absent]
+        elif missing := [layer for layer in layers if layer in absent]:
+            raise ConfigError(f"--layers {self.layers}: layer {missing[0]} has no attention")
         return [(layer, head) for layer in layers for head in numbers]
 
     def chosen_sequences(self, n: int) -> list[int]:
@@ -459,6 +514,7 @@ GROUPS = (
     InputFlags,
     LayerFlags,
     SourceFlags,
+    ModelFlags,
     MaskFlags,
     ObeyedFlags,
     ArrayFlags,

@@ -5,13 +5,13 @@ To add a source is one class with the members of `Source` and one line in `open_
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 from attnviz.cli.facts import Fact, layer_facts, untrained_facts
 from attnviz.cli.inputs import TextInput, make_batches, make_rules, read_sequences
-from attnviz.cli.options import InputFlags, LayerFlags, MaskFlags, SourceFlags
+from attnviz.cli.options import InputFlags, LayerFlags, MaskFlags, ModelFlags, SourceFlags
 from attnviz.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -47,8 +47,23 @@ class Source(Protocol):
         """The token sequences that the flags name; not padded yet."""
         ...
 
-    def compute(self, text: TextInput, keep: Collection[str] = ()) -> Computed:
-        """Run `text` through; `keep` names taps whose tensors go into the result."""
+    @property
+    def absent(self) -> Collection[int]:
+        """The numbers of layers that have no attention."""
+        ...
+
+    def compute(
+        self,
+        text: TextInput,
+        keep: Collection[str] = (),
+        layers: Collection[int] | None = None,
+        progress: Callable[[str], None] | None = None,
+    ) -> Computed:
+        """Run `text` through; `keep` names taps whose tensors go into the result.
+
+        A source may leave out of its result the layers that are not among `layers`. `progress` is
+        called with a few words when a stage begins.
+        """
         ...
 
     def facts(self, run: Run) -> list[Fact]:
@@ -57,9 +72,19 @@ class Source(Protocol):
 
 
 def open_source(
-    inputs: InputFlags, layer: LayerFlags, masking: MaskFlags, flags: SourceFlags
+    inputs: InputFlags,
+    layer: LayerFlags,
+    masking: MaskFlags,
+    flags: SourceFlags,
+    model: ModelFlags,
 ) -> Source:
     """The source that the flags name. Raises `ConfigError` where they contradict each other."""
+    if model.model is not None:
+        from attnviz.cli.model_source import ModelSource
+
+        return ModelSource(inputs, layer, masking, flags, model)
+    if model.given:
+        raise ConfigError(f"{model.given[0]} goes with --model")
     if flags.weights is not None:
         from attnviz.cli.weights_source import WeightsSource
 
@@ -72,7 +97,7 @@ def open_source(
 class FlagsSource:
     """A layer from flags: untrained, drawn from the seed."""
 
-    n_layers = 1
+    n_layers, absent = 1, ()
 
     def __init__(self, inputs: InputFlags, layer: LayerFlags, masking: MaskFlags) -> None:
         self._inputs, self._masking = inputs, masking
@@ -85,7 +110,13 @@ class FlagsSource:
     def read(self) -> TextInput:
         return read_sequences(self._inputs)
 
-    def compute(self, text: TextInput, keep: Collection[str] = ()) -> Computed:
+    def compute(
+        self,
+        text: TextInput,
+        keep: Collection[str] = (),
+        layers: Collection[int] | None = None,  # noqa: ARG002 - there is one
+        progress: Callable[[str], None] | None = None,  # noqa: ARG002
+    ) -> Computed:
         from attnviz.sources.from_config import from_config
 
         queries, keys = make_batches(self._inputs, text, self._config)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Collection, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
+from attnviz.batch import Batch
 from attnviz.config import choice
 from attnviz.errors import ConfigError, InputError, printable
 from attnviz.machine import require_memory
@@ -22,8 +24,11 @@ from attnviz.sources.loading import LoadedModel, load_model
 from attnviz.sources.run import Run
 from attnviz.sources.subwords import readable
 
-KEEPABLE = (*TAPS, "products", "scores")
-"""What a run of a model can keep; products and scores are computed again from q and k."""
+SCORES = ("products", "scores", "position_bias", "biased")
+"""Computed again from the q, k, scale and bias that were captured; checked against the weights."""
+
+KEEPABLE = (*TAPS, *SCORES)
+"""What a run of a model can keep."""
 
 BEYOND_ROUNDING = 1e-3
 """A row that sums to less than 1 by more than this has lost something to a sink."""
@@ -63,15 +68,48 @@ def from_pretrained(
             in size, no attention to be seen, or too little memory for it; in one line each.
     """
     loaded = model if isinstance(model, LoadedModel) else load_model(model)
+    return run_model(
+        loaded,
+        texts,
+        attention,
+        layers,
+        keep,
+        keys=keys,
+        max_len=max_len,
+        pad_side=pad_side,
+        say=say,
+    ).run
+
+
+@dataclass(frozen=True)
+class ModelRun:
+    """A run with the batches that it ran on; `keys` is None where queries look at themselves."""
+
+    run: Run
+    queries: Batch
+    keys: Batch | None
+
+
+def run_model(
+    loaded: LoadedModel,
+    texts: Sequence[str],
+    attention: str | None = None,
+    layers: Collection[int] | None = None,
+    keep: Collection[str] = (),
+    *,
+    keys: Sequence[str] | None = None,
+    max_len: int | None = None,
+    pad_side: str | None = None,
+    say: Say = lambda _: None,
+) -> ModelRun:
+    """What `from_pretrained` does, with the batches beside the run."""
     for name in keep:
         choice("--keep", name, KEEPABLE)
     tower = choose_tower(loaded.network, loaded.source, attention, keys is not None)
     numbers = choose_layers(loaded.network, tower, layers)
     queries, others = _encoded(loaded, tower, texts, keys, max_len, pad_side, say)
     require_maps(loaded.network, tower, len(numbers), queries, others or queries)
-    taps = frozenset(keep) & set(TAPS) | (
-        {"q", "k"} if {"products", "scores"} & set(keep) else set()
-    )
+    taps = set(keep) & set(TAPS) | ({"q", "k"} if set(keep) & set(SCORES) else set())
     try:
         with torch.no_grad(), capture(loaded.network, numbers, taps, [tower], True) as captured:
             _forward(loaded, tower, queries, others, say)
@@ -80,11 +118,30 @@ def from_pretrained(
             raise InputError(f"{loaded.source}: out of memory; give shorter texts") from None
         raise
     calls = captured.of(tower)
-    source = queries if others is None or tower != "cross" else others
-    result = gathered(loaded, tower, calls, queries, source, keep)
+    others = others if tower == "cross" else None
+    source = queries if others is None else others
+    of_queries = queries.batch(readable(loaded.tokenizer, queries))
+    of_keys = None if others is None else others.batch(readable(loaded.tokenizer, others))
+    result = from_batches(
+        *_maps(calls),
+        of_queries,
+        of_queries if of_keys is None else of_keys,
+        masks=mask_names(calls, queries, source, tower),
+        config={
+            "model": loaded.name,
+            "model_type": loaded.config.model_type,
+            "attention": tower,
+            "dtype": str(calls[0].weights.dtype).removeprefix("torch."),
+            "raw_query_tokens": [list(row) for row in queries.raw],
+            "raw_key_tokens": [list(row) for row in source.raw],
+        },
+        source=f"{loaded.name}, {tower}",
+        layers=tuple(call.layer for call in calls),
+        kept=_kept(calls, keep),
+    )
     for remark in remarks(result):
         say(remark)
-    return Run(result, calls[0].steps)
+    return ModelRun(Run(result, calls[0].steps), of_queries, of_keys)
 
 
 # ── which attention ──────────────────────────────────────────────────────────────────────────
@@ -296,56 +353,26 @@ def _names(tokenizer: Any) -> Collection[str]:
 # ── what came of it ──────────────────────────────────────────────────────────────────────────
 
 
-def gathered(
-    loaded: LoadedModel,
-    tower: str,
-    calls: Sequence[Call],
-    queries: Encoded,
-    keys: Encoded,
-    keep: Collection[str],
-) -> AttentionResult:
-    """The calls of one forward pass as a result; forbidden cells are 0."""
+def _maps(calls: Sequence[Call]) -> tuple[npt.NDArray[Any], npt.NDArray[np.bool_]]:
+    """Weights `[L B H Tq Tk]`, 0 where forbidden, and masks `[L B 1|H Tq Tk]` of some layers."""
     _require_alike(calls)
     shape = (len(calls), *calls[0].weights.shape)
-    batch, _, rows, columns = shape[1:]
-    masks = [
-        np.broadcast_to(
-            np.ones((1, 1, 1, 1), bool) if call.allowed is None else call.allowed.numpy(),
-            (batch, 1 if call.allowed is None else call.allowed.shape[1], rows, columns),
-        )
-        for call in calls
-    ]
-    if all(mask is masks[0] or np.array_equal(mask, masks[0]) for mask in masks[1:]):
-        allowed = np.broadcast_to(masks[0][None], (len(calls), *masks[0].shape))
+    batch, _, queries, keys = shape[1:]
+    masks = []
+    for call in calls:
+        mask = np.ones((1, 1, 1, 1), bool) if call.allowed is None else call.allowed.numpy()
+        masks.append(np.broadcast_to(mask, (batch, mask.shape[1], queries, keys)))
+    if all(np.array_equal(mask, masks[0]) for mask in masks[1:]):
+        allowed = np.broadcast_to(masks[0], (len(calls), *masks[0].shape))
     else:
         heads = max(mask.shape[1] for mask in masks)
-        allowed = np.stack([np.broadcast_to(m, (batch, heads, rows, columns)) for m in masks])
-    attention = np.empty(
-        shape, np.float64 if calls[0].weights.dtype is torch.float64 else np.float32
-    )
-    for layer, call in enumerate(calls):
-        attention[layer] = call.weights.float() if attention.dtype == np.float32 else call.weights
-        attention[layer][~np.broadcast_to(allowed[layer], shape[1:])] = 0
-    config = loaded.config
-    return from_batches(
-        attention,
-        allowed,
-        queries.batch(readable(loaded.tokenizer, queries)),
-        keys.batch(readable(loaded.tokenizer, keys)),
-        masks=mask_names(allowed, queries, keys, tower, [call.layer for call in calls]),
-        config={
-            "model": loaded.source,
-            "model_type": config.model_type,
-            "attention": tower,
-            "dtype": str(calls[0].weights.dtype).removeprefix("torch."),
-            "raw_query_tokens": [list(row) for row in queries.raw],
-            "raw_key_tokens": [list(row) for row in keys.raw],
-        },
-        source=f"{loaded.source}, {tower}",
-        trained=True,
-        layers=tuple(call.layer for call in calls),
-        kept=_kept(calls, keep),
-    )
+        allowed = np.stack([np.broadcast_to(m, (batch, heads, queries, keys)) for m in masks])
+    exact = calls[0].weights.dtype is torch.float64
+    attention = np.empty(shape, np.float64 if exact else np.float32)
+    for i, call in enumerate(calls):
+        attention[i] = (call.weights if exact else call.weights.float()).numpy()
+        attention[i][~np.broadcast_to(allowed[i], shape[1:])] = 0
+    return attention, allowed
 
 
 def _require_alike(calls: Sequence[Call]) -> None:
@@ -363,60 +390,60 @@ def _require_alike(calls: Sequence[Call]) -> None:
 
 
 def _kept(calls: Sequence[Call], keep: Collection[str]) -> dict[str, npt.NDArray[Any]]:
-    kept: dict[str, npt.NDArray[Any]] = {}
-    for name in keep:
-        tensors = [_tap(call, name) for call in calls]
-        kept[name] = np.stack([tensor.float().numpy() for tensor in tensors])
-    return kept
+    """The tensors that were asked for, `[L B …]`, but those that a family does not have."""
+    found = [{name: _tap(call, name) for name in keep if name in TAPS} for call in calls]
+    if set(keep) & set(SCORES):
+        for tensors, call in zip(found, calls, strict=True):
+            scores = _scores(call)
+            tensors.update({name: scores[name] for name in keep if name in scores})
+    return {
+        name: np.stack([tensors[name].float().numpy() for tensors in found]) for name in found[0]
+    }
 
 
 def _tap(call: Call, name: str) -> Tensor:
-    if name in ("products", "scores"):
-        return _scores(call)[name == "scores"]
     tensor: Tensor | None = getattr(call, name)
     if tensor is None:
-        raise InputError(
-            f"--keep {name}: {call.name} computes attention without showing its {name}"
-        )
+        raise InputError(f"{call.name} computes attention in its own code, and shows no {name}")
     return tensor
 
 
-def _scores(call: Call) -> tuple[Tensor, Tensor]:
-    """(q kᵀ, scores before the mask), both `[B H Tq Tk]`, from what was captured of q and k.
+def _scores(call: Call) -> dict[str, Tensor]:
+    """Each of `SCORES`, `[B H Tq Tk]`, from what was captured: before the mask, as it was added up.
 
-    Raises `InputError` when softmax of these scores is not what the model computed: it does
-    something of its own that was not seen.
+    `scores` are products · scale, and are left out where the scale is 1; `position_bias` and
+    `biased` are there where a bias was added. Raises `InputError` when softmax of these scores is
+    not what the model computed: it does something that was not seen, a cap or a sink.
     """
     q, k = _tap(call, "q"), _tap(call, "k")
     products = q @ k.repeat_interleave(q.shape[1] // k.shape[1], dim=1).transpose(-1, -2)
-    scores = products * (call.scale or 1.0)
-    if call.softcap is not None:
-        scores = torch.tanh(scores / call.softcap) * call.softcap
+    scores = {"products": products}
+    if call.scale != 1 or call.bias is None:
+        scores["scores"] = products * (1.0 if call.scale is None else call.scale)
+    total = scores.get("scores", products)
     if call.bias is not None:
-        scores = scores + call.bias
-    masked = scores if call.allowed is None else scores.masked_fill(~call.allowed, -torch.inf)
-    again = masked.softmax(-1).nan_to_num()
-    sums = call.weights.sum(-1, keepdim=True)
-    sees = torch.ones_like(sums, dtype=torch.bool)
-    if call.allowed is not None:
-        sees = call.allowed.any(-1, keepdim=True).expand_as(sums)
-    if not torch.allclose(
-        (again * sums)[sees.expand_as(again)], call.weights[sees.expand_as(again)], atol=1e-3
-    ):
+        scores["position_bias"] = call.bias.expand_as(products)
+        scores["biased"] = total = total + call.bias
+    forbidden = None if call.allowed is None else ~call.allowed
+    masked = total if forbidden is None else total.masked_fill(forbidden, -torch.inf)
+    weights = call.weights if forbidden is None else call.weights.masked_fill(forbidden, 0)
+    if not torch.allclose(masked.softmax(-1).nan_to_num(), weights, atol=1e-3, rtol=0):
         raise InputError(
-            f"the scores of {call.name} cannot be had: it does more than q · k and mask"
+            f"{call.name} does more to its scores than scale, bias and mask (a cap or a sink, "
+            "say); its weights can be shown, and not explained from q and k"
         )
-    return products, scores
+    return scores
 
 
 def mask_names(
-    allowed: npt.NDArray[np.bool_],
-    queries: Encoded,
-    keys: Encoded,
-    tower: str,
-    layers: Sequence[int],
+    calls: Sequence[Call], queries: Encoded, keys: Encoded, tower: str
 ) -> tuple[str, ...]:
     """What the masks that ran amount to, in words: causal, window N, padding."""
+    shape = calls[0].weights.shape
+    allowed = [
+        np.ones(shape, bool) if c.allowed is None else np.broadcast_to(c.allowed.numpy(), shape)
+        for c in calls
+    ]
     names = []
     at_q = np.cumsum(queries.valid, 1) - 1
     at_k = np.cumsum(keys.valid, 1) - 1
@@ -430,23 +457,23 @@ def mask_names(
     if causal:
         names.append("causal")
     windows: dict[int, list[int]] = {}
-    for layer, mask in zip(layers, allowed, strict=True):
+    for call, mask in zip(calls, allowed, strict=True):
         seen = mask.any(1) & real
         reach = int(np.abs(apart)[seen].max(initial=0)) + 1
         near = real & (np.abs(apart) < reach) & ((apart >= 0) | (not causal))
         if reach < queries.width and tower != "cross" and (seen == near).all():
-            windows.setdefault(reach, []).append(layer)
+            windows.setdefault(reach, []).append(call.layer)
     for reach, where in windows.items():
-        some = "" if len(where) == len(layers) else f" in layers {','.join(map(str, where))}"
+        some = "" if len(where) == len(calls) else f" in layers {','.join(map(str, where))}"
         names.append(f"window {reach}{some}")
     if not keys.valid.all() and _never(allowed, queries.valid[:, :, None] & ~keys.valid[:, None]):
         names.append("padding")
     return tuple(names)
 
 
-def _never(allowed: npt.NDArray[np.bool_], cells: npt.NDArray[np.bool_]) -> bool:
+def _never(allowed: Sequence[npt.NDArray[np.bool_]], cells: npt.NDArray[np.bool_]) -> bool:
     """Whether no layer and head allows any of `cells` `[B Tq Tk]`, of which there are some."""
-    return bool(cells.any()) and not bool((allowed & cells[:, None]).any())
+    return bool(cells.any()) and not any((mask & cells[:, None]).any() for mask in allowed)
 
 
 def remarks(result: AttentionResult) -> list[str]:

@@ -42,10 +42,12 @@ Progress = Callable[[str], None]
 class Outline:
     """A model before its weights are loaded: what it is, and where its attention happens.
 
-    `network` has no memory behind its parameters (torch's meta device).
+    `source` is what was given, `name` the short form for titles. `network` has no memory behind
+    its parameters (torch's meta device).
     """
 
     source: str
+    name: str
     config: Any
     network: nn.Module
     origin: Mapping[str, Any] = field(default_factory=dict)
@@ -72,6 +74,7 @@ class LoadedModel:
     """
 
     source: str
+    name: str
     network: Any
     tokenizer: Any = None
     processor: Any = None
@@ -119,7 +122,7 @@ def outline_model(
         with torch.device("meta"):
             network = kind.from_config(config, trust_remote_code=trust_remote_code)
     origin = {"place": place, "options": options, "kind": kind, "patches": patches}
-    return Outline(shown, config, network, origin)
+    return Outline(shown, _name(str(source), options), config, network, origin)
 
 
 def load_model(
@@ -166,7 +169,7 @@ def load_model(
         processor = _first(
             ("AutoImageProcessor", "AutoFeatureExtractor"), transformers, place, options
         )
-    return LoadedModel(outline.source, network, tokenizer, processor)
+    return LoadedModel(outline.source, outline.name, network, tokenizer, processor)
 
 
 def choose_device(device: str) -> str:
@@ -225,6 +228,14 @@ def _where(source: str) -> tuple[dict[str, str], dict[str, Any]]:
     if not named or source.startswith((".", "~", os.sep)):
         raise InputError(f"--model {shown}: there is no such folder")
     return {"name": source}, {}
+
+
+def _name(source: str, options: Mapping[str, Any]) -> str:
+    """The name of a model in titles and saved runs: no path of this machine."""
+    if "gguf_file" in options:
+        return printable(Path(options["gguf_file"]).stem)
+    path = Path(source).expanduser()
+    return printable(path.resolve().name if path.is_dir() else source)
 
 
 def _require_package(name: str, does: str) -> None:
