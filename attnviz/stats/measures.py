@@ -67,13 +67,21 @@ class Measures:
 
     def update(self, block: Block) -> None:
         """Add what is in `block`, in pieces whose masks need little memory."""
-        parts = self.parts.values()
+        self.update_whole(block)
+        self.update_pieces(block.pieces())
+
+    def update_whole(self, block: Block) -> None:
+        """The part of `update` that wants whole texts."""
         with np.errstate(all="ignore"):  # a weight that is no number spoils its head, and no more
-            for part in parts:
+            for part in self.parts.values():
                 if part.needs_whole:
                     part.update(block)
-            for piece in block.pieces():
-                for part in parts:
+
+    def update_pieces(self, pieces: Iterable[Block]) -> None:
+        """The part of `update` that takes rows as they come."""
+        with np.errstate(all="ignore"):
+            for piece in pieces:
+                for part in self.parts.values():
                     if not part.needs_whole:
                         part.update(piece)
 

@@ -1,0 +1,60 @@
+"""Documents into shards, shards into batches of like lengths. The corpus alone decides which."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+from attnviz.measuring.documents import Bad, Document
+from attnviz.measuring.source import Ready
+
+SHARD = 256
+"""Documents of a shard: what is sorted by length, done as a whole, and kept in a checkpoint."""
+
+MOST_TOKENS, MOST_CELLS = 4096, 2**19
+"""Of a padded batch: tokens, and cells of a head's maps."""
+
+
+@dataclass(frozen=True)
+class Shard:
+    """Consecutive documents, `number` among the shards; `position`: bytes read until here."""
+
+    number: int
+    found: tuple[Document | Bad, ...]
+    position: int = 0
+
+
+def shards(documents: Iterable[tuple[Document | Bad, int]], size: int = SHARD) -> Iterator[Shard]:
+    """Cut a stream of documents into shards of `size`."""
+    held: list[Document | Bad] = []
+    number = position = 0
+    for found, position in documents:
+        held.append(found)
+        if len(held) == size:
+            yield Shard(number, tuple(held), position)
+            held, number = [], number + 1
+    if held:
+        yield Shard(number, tuple(held), position)
+
+
+def batches(
+    ready: Iterable[Ready],
+    longest: int | None = None,
+    most_tokens: int = MOST_TOKENS,
+    most_cells: int = MOST_CELLS,
+) -> Iterator[list[Ready]]:
+    """Documents of like lengths together, the long ones first: little of a batch is padding.
+
+    A document of more than `longest` tokens comes alone.
+    """
+    batch: list[Ready] = []
+    for each in sorted(ready, key=lambda r: (-len(r), r.document.number)):
+        width = len(batch[0]) if batch else len(each)
+        n = len(batch) + 1
+        full = n * width > most_tokens or n * width * width > most_cells
+        if batch and (full or (longest is not None and width > longest)):
+            yield batch
+            batch = []
+        batch.append(each)
+    if batch:
+        yield batch

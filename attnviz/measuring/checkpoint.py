@@ -1,0 +1,75 @@
+"""What has been measured so far, in a file that is whole at any moment."""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from attnviz.errors import InputError, printable, why_unreadable
+from attnviz.measuring.tally import Part, Tally
+from attnviz.npy import read_npz
+from attnviz.stats.measures import Measures, Options
+
+FORMAT, VERSION = "attnviz.stats.checkpoint", 1
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A file that holds the sums of the first shards of a corpus.
+
+    `what` describes the corpus, the source and the options: only the same ones go on from it.
+    """
+
+    path: Path
+    what: str
+
+    def save(self, shards: int, part: Part) -> None:
+        """Write beside the file, then put it in its place: a crash leaves the old or the new."""
+        facts = {
+            "format": FORMAT,
+            "version": VERSION,
+            "what": self.what,
+            "shards": shards,
+            "tally": part.tally.as_dict(),
+        }
+        beside = self.path.with_name(f".{self.path.name}.{os.getpid()}")
+        try:
+            with beside.open("wb") as stream:
+                arrays = {"facts": np.array(json.dumps(facts)), **part.measures.state()}
+                np.savez(stream, allow_pickle=False, **arrays)
+                stream.flush()
+                os.fsync(stream.fileno())
+            beside.replace(self.path)
+        finally:
+            beside.unlink(missing_ok=True)
+
+    def load(self, n_layers: int, n_heads: int, options: Options) -> tuple[int, Part]:
+        """(shards that are done, their measures). Raises `InputError` for another's file."""
+        shown = printable(self.path)
+        try:
+            arrays = read_npz(self.path, at_most=10_000)
+            facts = json.loads(str(arrays.pop("facts")))
+            if facts["format"] != FORMAT:
+                raise ValueError("it has another format")
+            if facts["version"] != VERSION:
+                raise InputError(
+                    f"{shown} has version {printable(facts['version'])}; this attnviz reads "
+                    f"{VERSION}"
+                )
+            if facts["what"] == self.what:
+                measures = Measures(n_layers, n_heads, options).load(arrays)
+                return int(facts["shards"]), Part(measures, Tally.from_dict(facts["tally"]))
+        except OSError as error:
+            raise InputError(f"{shown}: {why_unreadable(self.path, error)}") from None
+        except InputError:
+            raise
+        except Exception as error:  # of a file that somebody else wrote, anything can be wrong
+            raise InputError(f"{shown} is no checkpoint: {printable(error)}") from None
+        raise InputError(
+            f"{shown} is of other documents, another model or other measures: it can only be gone "
+            "on from with the same; --force begins anew"
+        )

@@ -1,0 +1,210 @@
+"""Attnviz's own layers as a source: from flags, or from a file of weights."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from attnviz import masks
+from attnviz.attention import Embedding, MultiHeadAttention
+from attnviz.batch import SPECIAL_TOKENS, Batch, make_batch, tokenizer_named
+from attnviz.config import AttentionConfig
+from attnviz.errors import InputError, printable
+from attnviz.masks import Rule
+from attnviz.measuring.documents import Document
+from attnviz.measuring.source import Ready, Take
+from attnviz.positions import alibi_slopes
+from attnviz.sources.run import as_array
+from attnviz.stats.block import Annotation, Block, Texts, texts_of_tokens
+from attnviz.stats.induction import TOKENS, repeated
+from attnviz.stats.words import kind_of
+from attnviz.streaming import LongAttention, weight_blocks
+
+LONGEST = 2048
+"""Tokens of a text whose maps are made whole."""
+
+
+@dataclass(frozen=True)
+class Reading:
+    """How documents become tokens, and who may look at whom. Padding is never looked at."""
+
+    tokenizer: str = "words"
+    max_len: int | None = None
+    causal: bool = False
+    window: int | None = None
+    prefix: int | None = None
+    segments: bool = False
+
+    def tokens(self, document: Document) -> tuple[tuple[str, ...], bool]:
+        """The tokens of a document, and whether it was cut."""
+        content = document.content
+        if isinstance(content, str):
+            content = tuple(tokenizer_named(self.tokenizer)(content))
+        if not content:
+            raise InputError("has no tokens")
+        return content[: self.max_len], self.max_len is not None and len(content) > self.max_len
+
+    def rules(self, batch: Batch) -> list[Rule]:
+        """The rules for a batch."""
+        rules = [masks.padding(batch)]
+        if self.causal:
+            rules.append(masks.causal(batch, batch))
+        if self.window is not None:
+            rules.append(masks.window(self.window, batch, batch))
+        if self.prefix is not None:
+            rules.append(masks.prefix(self.prefix, batch, batch))
+        if self.segments:
+            rules.append(masks.segments(batch, batch))
+        return rules
+
+
+def open_layer(config: AttentionConfig, vocabulary: tuple[str, ...], reading: Reading) -> Layers:
+    """A layer from flags, untrained, whose tokens are those of `vocabulary`."""
+    return Layers(
+        [MultiHeadAttention(config)], Embedding(config, len(vocabulary)), vocabulary, reading
+    )
+
+
+class Layers:
+    """Layers that run one after the other, and the embedding before them; see `Source`."""
+
+    longest = LONGEST
+
+    def __init__(
+        self,
+        layers: Sequence[MultiHeadAttention],
+        embedding: Embedding,
+        vocabulary: Sequence[str],
+        reading: Reading,
+        unknown: str | None = None,
+    ) -> None:
+        if layers[0].extra_keys or layers[0].distances is not None:
+            raise InputError(
+                "layers with keys that are no token's, or with a table of distances, are not "
+                "measured over a corpus; attnviz run draws them"
+            )
+        self._layers, self._embedding, self._reading = list(layers), embedding, reading
+        self._vocabulary = tuple(vocabulary)
+        self._numbers = {token: i for i, token in enumerate(vocabulary)}
+        self._unknown = unknown
+
+    @property
+    def n_layers(self) -> int:
+        return len(self._layers)
+
+    @property
+    def n_heads(self) -> int:
+        return self._layers[0].config.n_heads
+
+    def ready(self, document: Document) -> Ready:
+        tokens, cut = self._reading.tokens(document)
+        if document.pairs is not None and cut:
+            raise InputError("is annotated, and is not cut")
+        ids = []
+        for token in tokens:
+            number = self._numbers.get(token, self._numbers.get(self._unknown or token))
+            if number is None:
+                raise InputError(f"has the token '{printable(token)}', not in the vocabulary")
+            ids.append(number)
+        words = tuple(range(len(tokens))) if document.pairs is not None else ()
+        return Ready(document, tuple(ids), tokens, words, cut)
+
+    def attend(self, batch: Sequence[Ready], take: Take) -> None:
+        made = make_batch([each.tokens for each in batch], self._vocabulary_with(batch))
+        texts = texts_of_tokens(
+            [each.document.number for each in batch],
+            made.padded_tokens,
+            made.lengths,
+            annotations=annotations_of(batch),
+        )
+        rules = self._reading.rules(made)
+        ids = np.zeros(made.ids.shape, dtype=np.int64)
+        for row, each in zip(ids, batch, strict=True):
+            row[: len(each)] = each.ids
+        positions = torch.from_numpy(made.positions)
+        device = self._embedding.weight.device
+        with torch.inference_mode():
+            x = self._embedding(torch.from_numpy(ids).to(device), positions)
+            if made.width > LONGEST:
+                self._stream(x, positions, rules, texts, take)
+                return
+            allowed = masks.build(rules, made.size, self.n_heads, made.width, made.width)
+            assert allowed is not None  # padding is always a rule
+            for i, layer in enumerate(self._layers):
+                x, weights = layer(x, allowed=allowed.to(device), positions=(positions, positions))
+                take(Block(i, as_array(weights), texts, allowed.numpy()))
+
+    def _vocabulary_with(self, batch: Sequence[Ready]) -> tuple[str, ...]:
+        """The tokens of this batch alone: ids come from the layer's own vocabulary."""
+        found = (token for each in batch for token in each.tokens)
+        return tuple(dict.fromkeys((*SPECIAL_TOKENS, *found)))
+
+    def probe(self, n: int, seed: int) -> list[Ready]:
+        ordinary = [i for i, token in enumerate(self._vocabulary) if kind_of(token) == 0]
+        if len(ordinary) < TOKENS:
+            raise InputError(
+                f"--probe induction wants {TOKENS} different tokens, and the vocabulary has "
+                f"{len(ordinary)} that are no special ones"
+            )
+        made = []
+        for i in range(n):
+            ids = repeated(np.array(ordinary), seed + i).tolist()
+            tokens = tuple(self._vocabulary[number] for number in ids)
+            made.append(Ready(Document(i, f"probe {i}", tokens), tuple(ids), tokens))
+        return made
+
+    def losses(self, batch: Sequence[Ready]) -> None:  # noqa: ARG002 - nothing is predicted
+        return None
+
+    def _stream(
+        self, x: Tensor, at: Tensor, rules: Sequence[Rule], texts: Texts, take: Take
+    ) -> None:
+        """One text, one head of a layer after the other, some rows at a time: no map is whole."""
+        for i, layer in enumerate(self._layers):
+            q, k, v = layer.project(x, positions=(at, at))
+            v = v.repeat_interleave(self.n_heads // v.shape[1], dim=1)
+            context = torch.empty_like(v)
+            for head, rows, weights, allowed in _rows(layer, q, k, rules):
+                take(Block(i, as_array(weights), texts, allowed, rows.start, first_head=head))
+                context[:, head, rows.start : rows.stop] = weights[:, 0] @ v[:, head].to(weights)
+            x = layer.finish(context, x)
+
+
+def _rows(
+    layer: MultiHeadAttention, q: Tensor, k: Tensor, rules: Sequence[Rule]
+) -> Iterator[tuple[int, range, Tensor, npt.NDArray[np.bool_]]]:
+    """(head, rows, their weights `[1 1 R Tk]`, what was allowed) of a text that is alone."""
+    config = layer.config
+    slopes = alibi_slopes(config.n_heads) if config.positions == "alibi" else None
+    scale = None if config.variant.scaled else 1.0
+    long = LongAttention(q, k, rules=tuple(rules), scale=scale, slopes=slopes)
+    zero, keys = torch.zeros(1, 1, 1, 1, dtype=torch.long), torch.arange(k.shape[2])
+    for head in range(config.n_heads):
+        for rows, weights in weight_blocks(long, 0, head):
+            at = torch.arange(rows.start, rows.stop)[:, None]
+            allowed = torch.ones(1, 1, len(rows), len(keys), dtype=torch.bool)
+            for rule in rules:
+                allowed &= rule.allows(zero, zero, at, keys)
+            yield head, rows, weights[None, None], allowed.numpy()
+
+
+def annotations_of(batch: Sequence[Ready]) -> Mapping[int, Annotation]:
+    """The annotations of the documents that have one, by number."""
+    return {
+        each.document.number: Annotation(each.document.pairs, each.words)
+        for each in batch
+        if each.document.pairs is not None
+    }
+
+
+def opening(
+    config: AttentionConfig, vocabulary: tuple[str, ...], reading: Reading
+) -> partial[Layers]:
+    """Opens a layer from flags, here or in another process."""
+    return partial(open_layer, config, vocabulary, reading)

@@ -1,0 +1,44 @@
+"""Induction scores on random tokens that repeat, and the model's loss on them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from attnviz.measuring.batches import batches
+from attnviz.measuring.source import Source
+from attnviz.measuring.tally import measured
+from attnviz.stats.block import Floats
+from attnviz.stats.induction import COPIES, TOKENS
+from attnviz.stats.measures import Options
+
+SEQUENCES = 16
+
+
+@dataclass(frozen=True)
+class Probe:
+    """Scores `[L H]` by name, and mean losses in nats, None where nothing is predicted.
+
+    `first_copy` is the loss of tokens that have not been seen before, `later_copies` of those that
+    have: an induction head brings it down (Olsson et al. 2022).
+    """
+
+    scores: dict[str, Floats]
+    first_copy: float | None
+    later_copies: float | None
+    sequences: int = SEQUENCES
+    tokens: int = TOKENS
+    copies: int = COPIES
+
+
+def probe_induction(source: Source, seed: int, sequences: int = SEQUENCES) -> Probe:
+    """Run random tokens that repeat through `source`. The same for a seed."""
+    made = source.probe(sequences, seed)
+    scores = measured(source, batches(made), Options(("induction",))).result()
+    losses = source.losses(made)
+    if losses is None:
+        return Probe(scores, None, None, sequences)
+    # losses[t] is that of token t + 1; before the copies stands what texts of the model begin with
+    before = len(made[0]) - TOKENS * COPIES
+    first = losses[:, max(before - 1, 0) : before - 1 + TOKENS]
+    later = losses[:, before - 1 + TOKENS :]
+    return Probe(scores, float(first.mean()), float(later.mean()), sequences)

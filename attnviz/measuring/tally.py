@@ -1,0 +1,119 @@
+"""What was measured, and how much of it: the part of a corpus that a shard is, and all together."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any
+
+from attnviz.errors import InputError
+from attnviz.measuring.batches import Shard, batches
+from attnviz.measuring.documents import Bad
+from attnviz.measuring.source import Ready, Source
+from attnviz.stats.block import Block
+from attnviz.stats.measures import Measures, Options, merge_all
+
+MOST_NAMED = 100
+"""Bad documents that are named; all are counted."""
+
+
+@dataclass(frozen=True)
+class Tally:
+    """Documents that were measured, their tokens, those that were cut, and those that were bad."""
+
+    documents: int = 0
+    tokens: int = 0
+    cut: int = 0
+    longest: int = 0
+    bad: int = 0
+    named: tuple[Bad, ...] = ()
+
+    def merge(self, other: Tally) -> Tally:
+        """Both together; of the bad ones the first are named."""
+        named = sorted((*self.named, *other.named), key=lambda bad: bad.number)
+        return Tally(
+            self.documents + other.documents,
+            self.tokens + other.tokens,
+            self.cut + other.cut,
+            max(self.longest, other.longest),
+            self.bad + other.bad,
+            tuple(named[:MOST_NAMED]),
+        )
+
+    def as_dict(self) -> dict[str, Any]:
+        """Numbers and names, for JSON."""
+        return {**vars(self), "named": [list(vars(bad).values()) for bad in self.named]}
+
+    @classmethod
+    def from_dict(cls, value: Mapping[str, Any]) -> Tally:
+        """What `as_dict` made."""
+        return cls(**{**value, "named": tuple(Bad(*bad) for bad in value["named"])})
+
+
+@dataclass(frozen=True, eq=False)
+class Part:
+    """Measures of some shards, and their tally."""
+
+    measures: Measures
+    tally: Tally
+
+    def merge(self, other: Part) -> Part:
+        """Both together; neither is changed."""
+        return Part(self.measures.merge(other.measures), self.tally.merge(other.tally))
+
+
+class SpoiledError(InputError):
+    """A bad document, where there must be none."""
+
+
+def measure_shard(source: Source, shard: Shard, options: Options, strict: bool = False) -> Part:
+    """Measure the documents of a shard. Raises `SpoiledError` for a bad one when `strict`."""
+    ready: list[Ready] = []
+    bad: list[Bad] = []
+    for found in shard.found:
+        if isinstance(found, Bad):
+            bad.append(found)
+        else:
+            try:
+                ready.append(source.ready(found))
+            except InputError as error:
+                bad.append(Bad(found.number, found.name, str(error)))
+        if strict and bad:
+            raise SpoiledError(f"{bad[0].name} {bad[0].why}")
+    measures = measured(source, batches(ready, source.longest), options)
+    lengths = [len(each) for each in ready]
+    tally = Tally(
+        len(ready),
+        sum(lengths),
+        sum(each.cut for each in ready),
+        max(lengths, default=0),
+        len(bad),
+        tuple(bad[:MOST_NAMED]),
+    )
+    return Part(measures, tally)
+
+
+def measured(source: Source, made: Iterable[Sequence[Ready]], options: Options) -> Measures:
+    """Measure batches, with as many threads as torch has: NumPy alone would use one."""
+    import torch
+
+    n = torch.get_num_threads()
+    crew = [Measures(source.n_layers, source.n_heads, options) for _ in range(n)]
+    with ThreadPoolExecutor(n) as pool:
+
+        def take(block: Block) -> None:
+            crew[0].update_whole(block)
+            pieces = list(block.pieces())
+            work = [pool.submit(crew[i].update_pieces, pieces[i::n]) for i in range(n)]
+            for each in work:
+                each.result()
+
+        for batch in made:
+            source.attend(batch, take)
+    return merge_all(crew)
+
+
+def empty_part(n_layers: int, n_heads: int, options: Options) -> Part:
+    """Nothing measured yet."""
+    return Part(Measures(n_layers, n_heads, options), Tally())
