@@ -6,8 +6,17 @@ take a `LongAttention`: queries, keys, and what makes scores of them. Nothing is
 is left out; float32 inputs give weights within about 1e-6 of their exact values.
 """
 
+from attnviz.streaming.context import context
 from attnviz.streaming.inputs import LongAttention
 from attnviz.streaming.pool import ROW_STATISTICS, Pooled, pool
 from attnviz.streaming.windows import weight_blocks, window
 
-__all__ = ["ROW_STATISTICS", "LongAttention", "Pooled", "pool", "weight_blocks", "window"]
+__all__ = [
+    "ROW_STATISTICS",
+    "LongAttention",
+    "Pooled",
+    "context",
+    "pool",
+    "weight_blocks",
+    "window",
+]

@@ -191,6 +191,14 @@ class Head:
         return logs.masked_fill(sums == 0, inf)
 
 
+def heads_of(attention: LongAttention) -> Iterator[Head]:
+    """All heads of all sequences, one at a time."""
+    for b in range(attention.batch_size):
+        spans = attention.spans(b)
+        for h in range(attention.n_heads):
+            yield Head(attention, b, h, spans)
+
+
 def is_sound(sums: Tensor, rows: Rows) -> bool:
     """Whether sums of 2^(score - reference) `[R]` are such that no weight was lost on the way."""
     within = (sums >= SAFE_SUMS[0]) & (sums <= SAFE_SUMS[1])

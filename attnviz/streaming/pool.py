@@ -16,7 +16,7 @@ from torch import Tensor
 from attnviz.config import check_size
 from attnviz.errors import InputError
 from attnviz.streaming.fold import Part, Plan, Scratch, fold
-from attnviz.streaming.head import Head, tiles
+from attnviz.streaming.head import Head, heads_of, tiles
 from attnviz.streaming.inputs import LongAttention
 from attnviz.streaming.workers import in_order
 
@@ -127,12 +127,9 @@ def _parts(attention: LongAttention, plan: Plan) -> Iterator[tuple[Head, Part]]:
             return head, fold(head, head.rows(start, stop), plan, own.scratch)
 
     def jobs() -> Iterator[tuple[Head, int, int]]:
-        for b in range(attention.batch_size):
-            spans = attention.spans(b)
-            for h in range(attention.n_heads):
-                head = Head(attention, b, h, spans)
-                for start, stop in pairwise(plan.row_edges):
-                    yield head, start, stop
+        for head in heads_of(attention):
+            for start, stop in pairwise(plan.row_edges):
+                yield head, start, stop
 
     yield from in_order(work, jobs(), attention.q.device)
 

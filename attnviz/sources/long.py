@@ -1,0 +1,257 @@
+"""Attention of long texts: a layer's weights are pooled block by block, and never held whole."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from attnviz.attention import MultiHeadAttention
+from attnviz.batch import Batch
+from attnviz.config import DTYPES, AttentionConfig
+from attnviz.errors import InputError
+from attnviz.machine import require_memory
+from attnviz.masks import Rule
+from attnviz.pooled import PooledResult
+from attnviz.positions import alibi_slopes
+from attnviz.sources.run import Inputs
+from attnviz.streaming import LongAttention, Pooled, context, pool
+from attnviz.streaming.pool import NEAR
+from attnviz.trace import Recorder, Step
+
+Progress = Callable[[int, int], None]
+"""(weights done, weights in all)."""
+
+TOP = 8
+"""Keys of each row that are told one by one."""
+
+
+@dataclass(frozen=True)
+class Pooling:
+    """What is made of each map: at most `pixels` a side, the `top` largest keys of each row, and
+    what each key is given by all rows. `keep` says whether q and k stay, for a later zoom."""
+
+    pixels: int = 1024
+    top: int = TOP
+    near: int = NEAR
+    column_sums: bool = False
+    keep: bool = False
+
+    def bytes_of_maps(self, maps: int, queries: int) -> int:
+        """Memory that the pooled maps of `maps` heads take, and the numbers of their rows."""
+        pixels = self.pixels**2 * (4 + 4) * maps + self.pixels**2 * 8
+        return pixels + maps * queries * (8 * 4 + 12 * self.top)
+
+
+@dataclass(frozen=True)
+class LongRun:
+    """One forward pass over a long text: as `Run`, with maps that are pooled.
+
+    `attentions` are what the maps were made of, layer by layer; empty where they are gone.
+    """
+
+    result: PooledResult
+    steps: tuple[Step, ...]
+    layers: tuple[MultiHeadAttention, ...]
+    attentions: tuple[LongAttention, ...] = ()
+
+
+def run_long(
+    layers: Sequence[MultiHeadAttention],
+    inputs: Inputs,
+    queries: Batch,
+    keys: Batch,
+    rules: Sequence[Rule],
+    recorder: Recorder,
+    pooling: Pooling,
+    progress: Progress,
+    **facts: Any,
+) -> LongRun:
+    """As `run_layers`, but nothing of Tq × Tk is made.
+
+    The steps are those that ran: what comes before the scores, and, where another layer follows,
+    what comes after the weights. Rows of padding are forbidden everything: they mean nothing.
+    """
+    all_rules = (*rules, real_rows(queries))
+    positions = (torch.from_numpy(queries.positions), torch.from_numpy(keys.positions))
+    x, pooled, attentions = inputs.query, [], []
+    with torch.no_grad():
+        for i, layer in enumerate(layers):
+            tap = recorder if i == 0 else Recorder(recorder.sizes)
+            q, k, v = layer.project(x, inputs.key, inputs.value, positions, tap)
+            attention = LongAttention(
+                q,
+                k,
+                all_rules,
+                scale=None if layer.config.variant.scaled else 1.0,
+                slopes=_slopes(layer.config),
+                query_starts=queries.starts.tolist(),
+                key_starts=keys.starts.tolist(),
+            )
+            pooled.append(pool_one(attention, pooling, _part_of(progress, i, len(layers))))
+            attentions.append(attention)
+            if i + 1 < len(layers):
+                x = layer.finish(context(attention, v), x, tap)
+    result = gather(
+        pooled,
+        attentions if pooling.keep else (),
+        queries,
+        keys,
+        masks=tuple(rule.name for rule in rules),
+        **facts,
+    )
+    return LongRun(result, tuple(recorder.steps), tuple(layers), tuple(attentions))
+
+
+def pool_one(attention: LongAttention, pooling: Pooling, progress: Progress) -> Pooled:
+    """The maps of one layer."""
+    return pool(
+        attention,
+        pooling.pixels,
+        top=pooling.top,
+        near=pooling.near,
+        column_sums=pooling.column_sums,
+        progress=progress,
+    )
+
+
+def _part_of(progress: Progress, i: int, n: int) -> Progress:
+    """Progress of layer i of n, which are all alike."""
+    return lambda done, total: progress(i * total + done, n * total)
+
+
+def gather(
+    pooled: Sequence[Pooled],
+    kept: Sequence[LongAttention],
+    queries: Batch,
+    keys: Batch,
+    **facts: Any,
+) -> PooledResult:
+    """The layers' pooled maps as one result; `kept` is what they were made of, if it stays."""
+    first = pooled[0]
+
+    def stacked(arrays: Iterable[npt.NDArray[Any]]) -> npt.NDArray[Any]:
+        return np.stack(list(arrays))
+
+    sums = None
+    if first.column_sums is not None:
+        sums = stacked(np.asarray(one.column_sums, np.float32) for one in pooled)
+    return PooledResult(
+        mean=stacked(one.mean for one in pooled),
+        largest=stacked(one.largest for one in pooled),
+        allowed=stacked(one.allowed for one in pooled),
+        cells=first.cells,
+        near=first.near,
+        statistics={
+            name: stacked(one.statistics[name] for one in pooled) for name in first.statistics
+        },
+        top_keys=stacked(one.top_keys for one in pooled),
+        top_weights=stacked(one.top_weights for one in pooled),
+        query_tokens=queries.padded_tokens,
+        key_tokens=keys.padded_tokens,
+        lengths=queries.lengths,
+        key_lengths=keys.lengths,
+        column_sums=sums,
+        pad_side=queries.pad_side,
+        kept=_kept(kept) if kept else {},
+        scale=tuple(one.multiplier for one in kept),
+        softcap=tuple(one.softcap for one in kept),
+        **facts,
+    )
+
+
+def _kept(attentions: Sequence[LongAttention]) -> Mapping[str, npt.NDArray[Any]]:
+    """What weights can be computed from again."""
+    unbounded = attentions[0].unbounded
+    if unbounded:
+        raise InputError(
+            f"--keep q,k: the mask {unbounded[0].name} would have to be kept as well, whole; "
+            "draw the part that matters now: --rows A:B --cols C:D"
+        )
+    spans = [
+        tuple(map(torch.stack, zip(*(one.spans(b) for b in range(one.batch_size)), strict=True)))
+        for one in attentions
+    ]
+    arrays = {
+        "q": [one.q for one in attentions],
+        "k": [one.k for one in attentions],
+        "first": [first for first, _ in spans],
+        "end": [end for _, end in spans],
+    }
+    for name in ("slopes", "sinks"):
+        found = [getattr(one, name) for one in attentions]
+        if found[0] is not None:
+            arrays[name] = found
+    return {name: np.stack([_array(x) for x in tensors]) for name, tensors in arrays.items()}
+
+
+def _array(tensor: Tensor) -> npt.NDArray[Any]:
+    tensor = tensor.detach().cpu()
+    if tensor.dtype in (torch.bfloat16, torch.float16):  # what is computed with
+        tensor = tensor.float()
+    return tensor.numpy()
+
+
+def _slopes(config: AttentionConfig) -> Tensor | None:
+    return alibi_slopes(config.n_heads) if config.positions == "alibi" else None
+
+
+def real_rows(queries: Batch) -> Rule:
+    """Padded queries see nothing: in a long map they are forbidden, and cost nothing."""
+    valid = torch.from_numpy(queries.valid)
+    never = torch.iinfo(torch.int64)
+    return Rule(
+        "real rows",
+        lambda b, h, q, k: valid[b, q] & (k >= 0),
+        span=lambda b: (
+            torch.zeros_like(valid[b], dtype=torch.int64),
+            torch.where(valid[b], never.max, 0),
+        ),
+    )
+
+
+def require_long(layer: MultiHeadAttention) -> None:
+    """Raise `InputError` where a layer does what is not done block by block."""
+    if layer.extra_keys:
+        raise InputError(
+            "the layer has keys that are no token's (bias_k, add_zero_attn); its maps are computed "
+            "whole only: give a shorter text, or a larger --memory"
+        )
+    if layer.distances is not None:
+        raise InputError(
+            "the layer adds a table of distances to its scores (T5); its maps are computed whole "
+            "only: give a shorter text, or a larger --memory"
+        )
+
+
+def require_long_memory(
+    config: AttentionConfig,
+    sizes: Mapping[str, int],
+    pooling: Pooling,
+    n_layers: int = 1,
+    vocabulary: int = 0,
+) -> None:
+    """Raise `InputError` when a long run would not fit in memory; nothing has been made yet.
+
+    `sizes` has "B", "Tq" and "Tk".
+    """
+    item, batch, n_q, n_k = DTYPES[config.dtype], sizes["B"], sizes["Tq"], sizes["Tk"]
+    layers = n_layers * config.n_parameters * item + config.n_parameters * 8
+    table = vocabulary * config.d_model * (8 + item)
+    vectors = batch * max(n_q, n_k) * config.d_model * (20 + 4 * item)
+    of_queries, of_keys = config.n_heads * config.d_k, config.n_kv_heads * (config.d_k + config.d_v)
+    projected = batch * (n_q * of_queries + n_k * of_keys) * item
+    held = projected * (2 * n_layers if pooling.keep else 1) + projected
+    maps = pooling.bytes_of_maps(n_layers * batch * config.n_heads, n_q)
+    blocks = 2**27
+    require_memory(
+        layers + table + vectors + held + 2 * maps + blocks,
+        f"a long run of {batch} × {config.n_heads} heads × {n_q} queries × {n_k} keys, pooled to "
+        f"{pooling.pixels} × {pooling.pixels}",
+        "give a shorter text, fewer heads or a smaller --pool",
+    )
