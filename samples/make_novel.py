@@ -4,10 +4,10 @@
     python samples/make_novel.py --paragraphs | less         # to be read
 
 Nobody would print it, but it is built as novels are, so that a map of it has something to show:
-chapters with a place and a cast of their own (blocks on the diagonal), names that come back
-(lines), sayings that are remembered word for word many chapters later (marks far from the
-diagonal), and a last sentence that all chapters share. attnviz reads a line as one sequence, hence
-one line.
+chapters with a place, its words and a cast of their own (blocks to a head that looks for like
+words, bands to an untrained one), names that come back (lines), sayings that are remembered word
+for word many chapters later (marks far from the diagonal), and a last sentence that all chapters
+share. attnviz reads a line as one sequence, hence one line.
 
 Only `Random.random()` is used: Python promises that its numbers stay the same in all versions.
 """
@@ -59,12 +59,25 @@ PEOPLE = (
     _he("Piet", "lamplighter", "shaded his eyes from a light that was not lit"),
 )
 
-PLACES = (
-    "the lighthouse", "the harbour", "the salt works", "the old mill", "the schoolhouse",
-    "the observatory", "the ferry landing", "the glass house", "the quarry", "the market hall",
-    "the bell tower", "the river bend", "the archive", "the orchard", "the north pier",
-    "the railway halt",
-)  # fmt: skip
+PLACES = {
+    "the lighthouse": ("lens", "gallery", "spiral stair", "oil store"),
+    "the harbour": ("crane", "customs shed", "anchor chain", "herring barrel"),
+    "the salt works": ("evaporating pan", "white heap", "wooden rake", "brine pump"),
+    "the old mill": ("millstone", "water wheel", "flour sack", "sluice gate"),
+    "the schoolhouse": ("blackboard", "inkwell", "globe", "row of coat hooks"),
+    "the observatory": ("telescope", "dome", "star chart", "observer's chair"),
+    "the ferry landing": ("rope winch", "timetable", "waiting bench", "flat boat"),
+    "the glass house": ("lemon tree", "watering can", "broken pane", "fern"),
+    "the quarry": ("derrick", "blasting hut", "green pool", "slate wall"),
+    "the market hall": ("scales", "awning", "fish counter", "chestnut stove"),
+    "the bell tower": ("bell rope", "pigeon loft", "clock face", "great beam"),
+    "the river bend": ("willow", "eel trap", "sandbank", "drowned fence"),
+    "the archive": ("card catalogue", "reading lamp", "iron shelf", "sealed folder"),
+    "the orchard": ("apple press", "beehive", "ladder", "stone wall"),
+    "the north pier": ("tide gauge", "fishing net", "rusted bollard", "signal mast"),
+    "the railway halt": ("signal box", "platform clock", "luggage cart", "rail switch"),
+}
+"""Each place of the story, and what is to be seen there and nowhere else."""
 
 THINGS = (
     "brass key", "torn map", "letter without a stamp", "blue lantern", "broken compass",
@@ -133,15 +146,15 @@ class Author:
             yield from self.chapter()
 
     def chapter(self) -> Iterator[str]:
-        """A heading, about twenty scenes of one place, one thing and three people, the refrain."""
+        """A heading, scenes with one place, one thing and three people, the refrain."""
         self._chapters += 1
         self._memories += self._sayings
         self._sayings = []
-        place, thing = self._one(PLACES), self._one(THINGS)
+        place, thing = self._one(tuple(PLACES)), self._one(THINGS)
         cast = self._some(PEOPLE, 3)
         yield f"Chapter {self._chapters}. {_title(place)}, or the {_title(thing)}."
         yield self._opening(place, thing, cast)
-        for _ in range(17 + self._below(8)):
+        for _ in range(22 + self._below(12)):
             yield self._scene(place, thing, cast)
         yield REFRAIN
 
@@ -156,7 +169,15 @@ class Author:
         )
 
     def _scene(self, place: str, thing: str, cast: Sequence[Person]) -> str:
-        kinds = (self._talk, self._talk, self._walk, self._search, self._recollection)
+        kinds = (
+            self._talk,
+            self._talk,
+            self._sight,
+            self._sight,
+            self._walk,
+            self._search,
+            self._recollection,
+        )
         sentences = [self._one(kinds)(place, thing, *self._some(cast, 2)) for _ in range(3)]
         return " ".join(sentences)
 
@@ -171,8 +192,22 @@ class Author:
         )
         return f'"{_start(saying)}," said {a.name} {self._one(ADVERBS)}. {self._one(answers)}'
 
+    def _sight(self, place: str, thing: str, a: Person, b: Person) -> str:
+        one, other = self._some(PLACES[place], 2)
+        ways = (
+            f"{a.name} stood between the {one} and the {other}, and {b.name} {b.habit}.",
+            f"The {one} was where it had always been, but somebody had moved the {other}, and "
+            f"{a.name} knew that it was {b.name}.",
+            f"Nobody in {place} touched the {one} while the {a.trade} was looking at the {other}.",
+            f"The {thing} had been lying behind the {one} for years, if {b.name} was right, and "
+            f"under the {other}, if one believed {a.name}.",
+            f"{b.name} leaned on the {one} {self._one(ADVERBS)} and asked what the {other} was "
+            "for.",
+        )
+        return self._one(ways)
+
     def _walk(self, place: str, thing: str, a: Person, b: Person) -> str:
-        other = self._one(PLACES)
+        other = self._one(tuple(PLACES))
         ways = (
             f"{a.name} and {b.name} walked from {place} to {other} and back, and neither of them "
             f"mentioned the {thing}.",

@@ -31,8 +31,8 @@ SCRIPTS = {
     "reverse": "copy_reverse",
 }
 
-NOVEL_WORDS = 100_028
-NOVEL_SHA256 = "c37979708fd04d705f17ccc8df1065f877669613f0ba05dd597c5eb42c37b5ae"
+NOVEL_WORDS = 100_056
+NOVEL_SHA256 = "71e0d09100cacb97486e9b11c591dd52e6c4167755d58c64e125b5af53e84ccb"
 
 Array = npt.NDArray[np.float64]
 
@@ -383,7 +383,7 @@ def test_the_novel_is_always_the_same() -> None:
 
 
 def test_the_novel_has_chapters_and_memories() -> None:
-    paragraphs = novel("--paragraphs", "--words", "20000").rstrip("\n").split("\n\n")
+    paragraphs = novel("--paragraphs", "--words", "30000").rstrip("\n").split("\n\n")
     headings = [i for i, text in enumerate(paragraphs) if text.startswith("Chapter ")]
     numbers = [int(paragraphs[i].split(".")[0].removeprefix("Chapter ")) for i in headings]
     assert numbers == list(range(1, len(headings) + 1))
