@@ -248,6 +248,8 @@ HEAVY = ("torch", "matplotlib", "transformers", "numpy", "PIL", "pydantic")
         ["run", "x", "--d-model", "10", "--n-heads", "3"],
         ["run", "x", "-o", "a.bmp"],
         ["run", "x", "--window", "0"],
+        ["compare", "--help"],
+        ["compare", "a.npz", "b.npz", "--tolerance", "-1"],
         ["run", "x", "--cmap", "nosuchmap"],
         ["run", "x", "--theme", "sepia"],
         ["run", "x", "--dpi", "0"],

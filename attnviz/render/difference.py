@@ -398,6 +398,9 @@ class Scales:
         return cls(*top, weight > top[0], difference > top[1])
 
 
+NARROWEST = 120.0
+"""Points of a map that has room for its caption."""
+
 GAP = 22.0
 BAR = 60.0
 """Points between two maps, and for a colour bar with its numbers."""
@@ -440,7 +443,7 @@ class Triptych:
         pool = ceil(longest / max(wanted * scale, 1024.0))
         n_q, n_k = ceil(a.n_queries / pool), ceil(a.n_keys / pool)
         cell = wanted / ceil(longest / pool)
-        px_w = cell_pixels(max(cell, 90 / n_k), look.dpi)
+        px_w = cell_pixels(max(cell, NARROWEST / n_k), look.dpi)
         px_h = cell_pixels(max(cell, 60 / n_q), look.dpi)
         if pool > 1:
             self.notices.append(f"heads: each cell shows the largest of {pool} × {pool} weights")
@@ -461,7 +464,7 @@ class Triptych:
         maps.append((self._difference, brush))
         sheet.texts += rows.rows(left, top)
         x = left
-        captions = self._captions(sheet, wide)
+        captions = self._captions()
         for i, ((head, painter), (name, line)) in enumerate(zip(maps, captions, strict=True)):
             x = round(x * scale) / scale
             sheet.texts.append(Text(x, top - 15, name, 9, bold=True))
@@ -502,7 +505,7 @@ class Triptych:
         sheet.width, sheet.height = width, y + MARGIN - 4
         return sheet
 
-    def _captions(self, sheet: Sheet, width: float) -> list[tuple[str, str]]:
+    def _captions(self) -> list[tuple[str, str]]:
         """Above each map its name and what it is."""
         head, found = self._head, []
         for letter, number, subject in zip(
@@ -512,8 +515,6 @@ class Triptych:
             line = f"entropy {values['entropy']:.2f} bits · largest {values['largest']:.2f}"
             if isnan(values["entropy"]):
                 line = unmeasured(subject.heads.head(0, 0))
-            if sheet.text_width(line, 7) > width:
-                line = line.partition(" · ")[0]
             found.append((f"{letter} head {number}", line))
         return [*found, ("B − A", "red: B gives more; blue: less")]
 
