@@ -106,6 +106,8 @@ def run(
     from attnviz.render.console import make_console
 
     console = make_console()
+    if missing := [name for name in kept if name not in done.run.result.kept]:
+        remark(f"--keep {','.join(missing)}: this layer has no such step")
     for notice in (*text.notices, *done.notices, *dict.fromkeys(outputs.notices)):
         remark(notice)
     _report(source, done, console, trace)

@@ -22,6 +22,7 @@ from attnviz.cli.options import (
     InputFlags,
     LayerFlags,
     MaskFlags,
+    SourceFlags,
     flag,
     flags_of,
     optional,
@@ -31,7 +32,9 @@ from attnviz.config import AttentionConfig, check_size, choice
 from attnviz.errors import ConfigError, InputError, printable
 
 if TYPE_CHECKING:
+    from attnviz.batch import Batch
     from attnviz.diagnose import Diagnosis
+    from attnviz.masks import Rule
     from attnviz.trace import Step
 
 FORMATS = ("table", "json", "markdown", "mermaid")
@@ -55,6 +58,7 @@ attnviz shapes --d-model 65536 --n-heads 512 --d-k 128 --len 1000000"""
 def shapes(
     inputs: InputFlags,
     layer: LayerFlags,
+    origin: SourceFlags,
     masking: MaskFlags,
     length: Annotated[
         int | None,
@@ -158,6 +162,7 @@ def shapes(
     own_layer = dict.fromkeys(layer.given, True)
     if module is not None:
         others = {**text, "--len": length, "--model": model, "--vs": versus, **own_layer}
+        others["--weights"] = origin.weights
         _only("--module", others, "what is traced")
         _module(module, init or "", inputs_of_module or ["2,6,512"], form, source)
         return
@@ -178,8 +183,17 @@ def shapes(
         _only("--model", own_layer, "the layer")
     if versus is not None and form != "table":
         raise ConfigError(f"--vs makes a table; --format {form} shows one layer at a time")
+    if origin.weights is not None:
+        _only("--weights", {"--model": model}, "the layer")
+        if versus is not None:
+            raise ConfigError("--vs compares layers from flags and models; it has no --weights")
+    elif origin.given:
+        raise ConfigError(f"{origin.given[0]} goes with --weights FILE")
     sizes = GivenSizes(model, length, key_length, batch, vocabulary, form == "table")
-    flow = _flow(inputs, layer, masking, sizes)
+    if origin.weights is not None:
+        flow = _of_weights(inputs, layer, origin, masking, sizes)
+    else:
+        flow = _flow(inputs, layer, masking, sizes)
     if versus is None:
         _print(flow, form, source, expand)
         return
@@ -306,19 +320,61 @@ def _of_text(
     inputs: InputFlags, masking: MaskFlags, config: AttentionConfig, text: TextInput
 ) -> Flow:
     """The flow of a real batch, and what its masks forbid."""
-    from attnviz.masks import build
-
     queries, keys = make_batches(inputs, text, config)
     rules, notices = make_rules(masking, queries, keys, config.n_heads)
-    source = queries if keys is None else keys
-    allowed = build(rules, queries.size, config.n_heads, queries.width, source.width)
+    facts = _said_of_masks(rules, queries, keys, config)
     for notice in (*text.notices, *notices):
         remark(notice)
-    seen = None if allowed is None else allowed.numpy()
-    facts = mask_facts([rule.name for rule in rules], seen, queries, source)
     lengths = text.lengths(inputs)
     per_head = any(rule.per_head for rule in rules)
-    return _of_layer(config, lengths, allowed is not None, keys is not None, facts, per_head)
+    return _of_layer(config, lengths, bool(rules), keys is not None, facts, per_head)
+
+
+def _of_weights(
+    inputs: InputFlags,
+    layer: LayerFlags,
+    origin: SourceFlags,
+    masking: MaskFlags,
+    given: GivenSizes,
+) -> Flow:
+    """The flow through a person's own layer, for a text or any length."""
+    from attnviz.cli.weights_source import WeightsSource
+
+    source = WeightsSource(inputs, layer, masking, origin)
+    config = source.weights.config
+    if given.length is not None:
+        lengths = {"B": given.batch or 1, "Tq": given.length}
+        if given.key_length is not None:
+            lengths["Ts"] = given.key_length
+        keys = lengths.get("Ts", given.length)
+        per_head = _require_mask(masking, {**lengths, "Tk": keys}, config, given.as_table)
+        rule_heads = (config.n_heads if per_head else 1) if masking.is_set else 0
+        facts = source.facts()
+    else:
+        text = source.read()
+        queries, others = make_batches(inputs, text, config)
+        rules, notices = make_rules(masking, queries, others, config.n_heads)
+        facts = [*source.facts(), *_said_of_masks(rules, queries, others, config)]
+        for notice in (*text.notices, *notices):
+            remark(notice)
+        lengths = {"B": queries.size, "Tq": queries.width}
+        if others is not None:
+            lengths["Ts"] = others.width
+        heads = config.n_heads if any(rule.per_head for rule in rules) else 1
+        rule_heads = heads if rules else 0
+    steps, sizes = source.steps(lengths, rule_heads)
+    return Flow(steps, sizes, config.as_dict(), facts, "Ts" in lengths)
+
+
+def _said_of_masks(
+    rules: Sequence[Rule], queries: Batch, keys: Batch | None, config: AttentionConfig
+) -> list[Fact]:
+    from attnviz.masks import build
+
+    source = queries if keys is None else keys
+    allowed = build(rules, queries.size, config.n_heads, queries.width, source.width)
+    seen = None if allowed is None else allowed.numpy()
+    return mask_facts([rule.name for rule in rules], seen, queries, source)
 
 
 def _of_model(path: Path, given: GivenSizes) -> Flow:

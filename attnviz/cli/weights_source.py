@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
     from attnviz.sources.from_weights import Weights
     from attnviz.sources.run import Inputs, Run
+    from attnviz.trace import Step
 
 ALLOWED = ("n_heads", "n_kv_heads", "d_k", "positions", "dtype", "device")
 """Flags of the layer that say what a file of weights may leave open."""
@@ -31,6 +32,8 @@ ALLOWED = ("n_heads", "n_kv_heads", "d_k", "positions", "dtype", "device")
 
 class WeightsSource:
     """Layers in a file: their sizes are read, their numbers not yet."""
+
+    absent = ()
 
     def __init__(
         self, inputs: InputFlags, layer: LayerFlags, masking: MaskFlags, flags: SourceFlags
@@ -78,7 +81,13 @@ class WeightsSource:
             return self._read_names()
         return replace(read_sequences(self._inputs), known=self._vocabulary())
 
-    def compute(self, text: TextInput, keep: Collection[str] = ()) -> Computed:
+    def compute(
+        self,
+        text: TextInput,
+        keep: Collection[str] = (),
+        layers: Collection[int] | None = None,  # noqa: ARG002 - all of them run
+        progress: Callable[[str], None] | None = None,  # noqa: ARG002
+    ) -> Computed:
         from attnviz.sources.from_weights import from_weights
 
         weights = self.weights
@@ -100,7 +109,7 @@ class WeightsSource:
             )
         return Computed(run, queries, keys, rules, [*weights.notices, *notices])
 
-    def facts(self, run: Run) -> list[Fact]:  # noqa: ARG002 - the file has said it all
+    def facts(self, run: Run | None = None) -> list[Fact]:  # noqa: ARG002 - the file says it all
         weights = self.weights
         name = printable(weights.file.path.name)
         place = weights.found[0].place if self.n_layers == 1 else ""
@@ -108,6 +117,15 @@ class WeightsSource:
             *layer_facts(weights.config),
             *trained_facts(name, weights.layout, printable(place), self.n_layers),
         ]
+
+    def steps(
+        self, lengths: Mapping[str, int], rule_heads: int
+    ) -> tuple[Sequence[Step], dict[str, int]]:
+        """The steps at any size, and the length of each axis; see `steps_of`."""
+        from attnviz.sources.from_weights import steps_of
+
+        embeds = self._flags.embeddings is None and bool(self.weights.table)
+        return steps_of(self.weights, lengths, rule_heads, embeds)
 
     # ── tokens ──
 

@@ -25,7 +25,7 @@ from attnviz.sources.layouts import OURS, Found, pick
 from attnviz.sources.run import Inputs, Run, require_fit, run_layers, sizes_of_run
 from attnviz.sources.saved_layers import LAYER, LAYERS, VOCABULARY
 from attnviz.sources.weight_files import WeightFile
-from attnviz.trace import Recorder
+from attnviz.trace import Recorder, Step
 
 HEADS = ("num_attention_heads", "n_head", "num_heads", "n_heads", "nhead")
 KEY_HEADS = ("num_key_value_heads",)
@@ -157,7 +157,11 @@ def from_weights(
     rows = {"V": weights.n_rows}
     if layers[0].distances is not None:
         rows["R"] = len(layers[0].distances.weight)
-    recorder = Recorder(sizes_of_run(config, queries, source, layers[0].extra_keys, **rows), keep)
+    sizes = sizes_of_run(config, queries, source, layers[0].extra_keys, **rows)
+    # keys and values are kept as they are used, with those that are no token's
+    recorder = Recorder(
+        sizes, {*keep, *(f"{name}_extended" for name in ("k", "v") if name in keep)}
+    )
     if inputs is None:
         inputs = embedded(weights.load_embedding(), queries, keys, recorder)
     place = weights.found[0].place if n == 1 else ""
@@ -173,6 +177,62 @@ def from_weights(
         source=f"weights of {printable(weights.file.path.name)}, {weights.layout}{where}",
         trained=True,
     )
+
+
+def steps_of(
+    weights: Weights, lengths: Mapping[str, int], rule_heads: int = 0, embeds: bool = True
+) -> tuple[tuple[Step, ...], dict[str, int]]:
+    """(the steps of the first layer at any size, the length of each axis by name).
+
+    The layer runs once, on a few zeros; `Step.at` puts in the `lengths` of "B", "Tq" and "Ts", the
+    last only in cross attention. `rule_heads` is 0 without a mask, else the heads that it tells
+    apart, or 1. `embeds`: the input is tokens.
+    """
+    config = weights.config
+    layer = MultiHeadAttention(config, _tensors(weights.file, weights.found[0], config))
+    cross = "Ts" in lengths
+    small = {"B": 2, "Tq": 3, "Ts": 5 if cross else 3}
+    own = {
+        "H": config.n_heads,
+        "Hkv": config.n_kv_heads,
+        "d_model": config.d_model,
+        "d_k": config.d_k,
+        "d_v": config.d_v,
+        **{name: n for name in ("d_key", "d_value") if (n := getattr(config.variant, name))},
+        **({"V": weights.n_rows} if embeds else {}),
+        **({"R": len(layer.distances.weight)} if layer.distances is not None else {}),
+    }
+    recorder = Recorder({**own, **small, "Tk": small["Ts"] + layer.extra_keys})
+    like = {"dtype": getattr(torch, config.dtype), "device": config.device}
+    with torch.no_grad():
+        if embeds:
+            embedding = weights.load_embedding()
+            sides = [("Tq", "query"), ("Ts", "key")][: 1 + cross]
+            ids = [
+                torch.zeros(2, small[t], dtype=torch.long, device=config.device) for t, _ in sides
+            ]
+            vectors = [
+                embedding(each, torch.zeros_like(each), recorder, side=side)
+                for each, (_, side) in zip(ids, sides, strict=True)
+            ]
+        else:
+            widths = [config.d_model, config.variant.d_key or config.d_model]
+            sizes = zip((small["Tq"], small["Ts"]), widths, strict=True)
+            vectors = [torch.zeros(2, n, width, **like) for n, width in sizes][: 1 + cross]
+        x, y = vectors[0], vectors[1] if cross else None
+        width = config.variant.d_value
+        v = torch.zeros(2, small["Ts"], width, **like) if width else None
+        shape = (2, config.n_heads if rule_heads > 1 else 1, small["Tq"], small["Ts"])
+        allowed = torch.ones(shape, dtype=torch.bool, device=config.device) if rule_heads else None
+        layer(x, y, v, allowed, recorder)
+    n_keys = lengths.get("Ts", lengths["Tq"])
+    true = {**own, **lengths, "Ts": n_keys, "Tk": n_keys + layer.extra_keys}
+    steps = tuple(step.at(true) for step in recorder.steps)
+    if not layer.extra_keys:  # then all keys are tokens
+        del true["Ts"]
+    if not config.is_grouped:
+        del true["Hkv"]
+    return steps, true
 
 
 # ── sizes ────────────────────────────────────────────────────────────────────────────────────
