@@ -11,9 +11,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
+from safetensors.numpy import save_file
 
 from attnviz.errors import InputError
-from attnviz.npy import read_npy, read_npz
+from attnviz.npy import map_npy, names_in_npz, read_npy, read_npz, read_safetensors
 
 
 def npy(array: np.ndarray) -> bytes:
@@ -52,6 +53,9 @@ def test_what_numpy_writes_is_read(folder: Path, array: np.ndarray, by_columns: 
         assert back.shape == array.shape
         assert back.tobytes() == array.tobytes()
         assert back.flags.writeable
+    back = map_npy(path)
+    assert (back.dtype, back.shape, back.tobytes()) == (array.dtype, array.shape, array.tobytes())
+    assert array.size == 0 or not back.flags.writeable
 
 
 @given(st.binary(max_size=200), st.integers(0, 200))
@@ -139,6 +143,68 @@ def test_an_archive_that_ends_before_its_array(tmp_path: Path) -> None:
     path.write_bytes(data)
     with pytest.raises(InputError, match=r"^is damaged: it ends too early$"):
         read_npz(path, at_most=1)
+
+
+def test_arrays_of_a_large_file_are_mapped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is stored is where the directory says; what is compressed is read as ever."""
+    parts = {
+        "a": np.arange(30.0).reshape(5, 6),
+        "ü" * 40: np.asfortranarray(np.ones((3, 7), "<f2")),
+    }
+    np.savez(tmp_path / "s.npz", **parts)
+    np.savez_compressed(tmp_path / "c.npz", **parts)
+    (tmp_path / "mixed.npz").write_bytes((tmp_path / "s.npz").read_bytes())
+    with zipfile.ZipFile(tmp_path / "mixed.npz", "a") as archive:
+        extra = zipfile.ZipInfo("x.npy")
+        extra.extra = b"\x99\x99\x04\x00abcd"  # a field that the directory need not repeat
+        archive.writestr(extra, npy(np.arange(11)))
+    save_file({"a": parts["a"], "b": np.arange(7, dtype=np.uint8)}, tmp_path / "s.safetensors")
+    small = read_npz(tmp_path / "s.npz", at_most=2)
+    tensors = read_safetensors(tmp_path / "s.safetensors")
+    assert all(array.flags.writeable for array in (*small.values(), *tensors.values()))
+
+    monkeypatch.setattr("attnviz.npy.MAPPED_FROM", 1)
+    for name, is_mapped in (("s", True), ("c", False), ("mixed", True)):
+        large = read_npz(tmp_path / f"{name}.npz", at_most=3)
+        for key, array in parts.items():
+            np.testing.assert_array_equal(large[key], array)
+            assert large[key].dtype == array.dtype
+            assert large[key].flags.writeable is not is_mapped
+    np.testing.assert_array_equal(large["x"], np.arange(11))
+    assert list(read_npz(tmp_path / "mixed.npz", 3, {"x"})) == ["x"]
+    assert names_in_npz(tmp_path / "mixed.npz", 3) == [*parts, "x"]
+    large = read_safetensors(tmp_path / "s.safetensors")
+    np.testing.assert_array_equal(large["a"], parts["a"])
+    np.testing.assert_array_equal(large["b"], np.arange(7))
+    assert not large["a"].flags.writeable
+    assert list(read_safetensors(tmp_path / "s.safetensors", {"b"})) == ["b"]
+
+
+def test_a_mapped_archive_that_ends_early(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("attnviz.npy.MAPPED_FROM", 1)
+    path = tmp_path / "a.npz"
+    path.write_bytes(broken("longer"))
+    with pytest.raises(InputError, match=r"^is damaged: shape \[5\] of float64 takes 40 bytes, "):
+        read_npz(path, at_most=2)
+
+
+@given(st.binary(max_size=200), st.integers(0, 700))
+def test_any_bytes_in_a_mapped_archive_give_arrays_or_one_line(
+    folder: Path, noise: bytes, place: int
+) -> None:
+    sound = npz(("a.npy", npy(np.arange(5.0))), ("b.npy", npy(np.arange(3))))
+    path = folder / "mapped.npz"
+    path.write_bytes(sound[:place] + noise + sound[place + len(noise) :])
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("attnviz.npy.MAPPED_FROM", 1)
+        try:
+            found = read_npz(path, at_most=2)
+        except InputError as error:
+            failure = str(error)
+        else:
+            assert all(array.tobytes() is not None for array in found.values())
+            return
+    assert len(failure.splitlines()) == 1
 
 
 def test_more_axes_than_numpy_has(tmp_path: Path) -> None:

@@ -22,7 +22,9 @@ from attnviz.errors import InputError, printable
 from attnviz.result import (
     KEEPABLE,
     AttentionResult,
+    batches_of,
     load,
+    only_layers,
     save_json,
     save_npz,
     save_safetensors,
@@ -210,6 +212,66 @@ def test_parts_that_do_not_fit(changes: dict[str, Any], message: str) -> None:
     assert str(caught.value) == message
 
 
+def test_a_large_run_is_mapped_and_outlives_its_file(
+    here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A run that is written over the file it came from keeps its numbers meanwhile."""
+    monkeypatch.setattr("attnviz.npy.MAPPED_FROM", 1)
+    monkeypatch.setattr("attnviz.result.MAPPED_FROM", 1)
+    first = run(keep=KEEPABLE)
+    for suffix in (".npz", ".safetensors"):
+        path, link = here / f"run{suffix}", here / f"link{suffix}"
+        SAVERS[suffix](first, path)
+        link.symlink_to(path)
+        before = path.read_bytes()
+        mapped = load(path)
+        assert not mapped.attention.flags.writeable
+        assert_same(mapped, first)
+        SAVERS[suffix](mapped, link)
+        assert path.read_bytes() == before
+        assert link.is_symlink()
+        assert_same(mapped, first)
+
+
+def test_a_broadcast_mask_is_saved_as_one_that_is_written_out(here: Path) -> None:
+    written = uniform()
+    broadcast = uniform(allowed=np.broadcast_to(np.True_, (1, 2, 1, 2, 4)))
+    for suffix, save in SAVERS.items():
+        save(written, here / f"a{suffix}")
+        save(broadcast, here / f"b{suffix}")
+        assert (here / f"a{suffix}").read_bytes() == (here / f"b{suffix}").read_bytes()
+
+
+def test_some_layers_keep_their_numbers() -> None:
+    layers = np.random.default_rng(0).random((5, 2, 3, 2, 4))
+    q = np.arange(5 * 2 * 3 * 2 * 7.0).reshape(5, 2, 3, 2, 7)
+    allowed = np.broadcast_to(np.arange(5)[:, None, None, None, None] > 1, (5, 2, 1, 2, 4))
+    every = uniform(attention=layers, allowed=allowed, kept={"q": q})
+    assert (every.layer_numbers, every.names_layers) == ((0, 1, 2, 3, 4), True)
+    for places in ([3], [1, 2, 3], [4, 0], [0, 2]):
+        some = only_layers(every, places)
+        assert some.layer_numbers == tuple(places)
+        assert some.names_layers
+        np.testing.assert_array_equal(some.attention, layers[places])
+        np.testing.assert_array_equal(some.allowed, allowed[places])
+        np.testing.assert_array_equal(some.kept["q"], q[places])
+    assert only_layers(only_layers(every, [1, 2, 3]), [2, 0]).layers == (3, 1)
+    assert only_layers(every, [1, 2]).attention.base is layers
+    assert not uniform().names_layers
+
+
+def test_batches_are_those_that_made_the_run() -> None:
+    for cross in (False, True):
+        result = run(cross=cross)
+        queries, keys = batches_of(result)
+        assert (keys is queries) is not cross
+        assert queries.tokens == (HOSTILE[:5], HOSTILE[2:4])
+        assert keys.tokens == ((HOSTILE, ("x",)) if cross else queries.tokens)
+        assert queries.padded_tokens == result.query_tokens
+        assert keys.padded_tokens == result.key_tokens
+        assert (queries.pad_side, keys.pad_side) == ("left", "left")
+
+
 # ── files that are no saved run ──────────────────────────────────────────────────────────────
 
 
@@ -344,6 +406,19 @@ def test_a_file_that_does_not_fit_in_memory_is_refused(
     SAVERS[suffix](uniform(), path)
     monkeypatch.setattr("attnviz.machine.free_memory", lambda: 10)
     assert " of memory and 10 B are free; " in fails(path)
+
+
+def test_a_safetensors_file_that_cannot_be_made_in_memory(
+    here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("attnviz.machine.free_memory", lambda: 10)
+    with pytest.raises(InputError) as caught:
+        save_safetensors(uniform(), here / "run.safetensors")
+    assert str(caught.value) == (
+        "a .safetensors file of 240 B needs 720 B of memory and 10 B are free; "
+        "save the run as .npz, which is written in parts"
+    )
+    save_npz(uniform(), here / "run.npz")
 
 
 def test_a_copy_under_another_name_still_loads(here: Path) -> None:

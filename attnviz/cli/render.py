@@ -13,10 +13,10 @@ from attnviz.cli.console import remark
 from attnviz.cli.facts import Fact, mask_facts, print_facts, token_facts
 from attnviz.cli.files import RUNS, Staging
 from attnviz.cli.inputs import make_rules
-from attnviz.cli.options import ArrayFlags, LookFlags, MaskFlags, OutputFlags, spread
+from attnviz.cli.options import ArrayFlags, LookFlags, MaskFlags, OutputFlags, choose, spread
 from attnviz.cli.outputs import Outputs
 from attnviz.cli.progress import Work
-from attnviz.errors import InputError, printable
+from attnviz.errors import ConfigError, InputError, printable
 from attnviz.machine import require_memory
 
 if TYPE_CHECKING:
@@ -54,9 +54,12 @@ def render(
 ) -> None:
     """Draw attention from a file: a saved run, or an array that somebody else made."""
     look.look()
-    places = output.places()
+    files = output.places()
     if file == Path("-"):
         raise InputError("attention is read from files, in parts; save what comes through the pipe")
+    from attnviz.cli.values import value_remarks
+    from attnviz.sources.run import Run
+
     with Work() as work:
         work.stage("reading")
         opened = _open(file, array)
@@ -66,28 +69,30 @@ def render(
             f"naming {n_layers} layers × {n_heads} heads",
             "--axes says which axes these are",
         )
-        pairs, chosen = output.chosen_heads(n_layers, n_heads), output.chosen_sequences(batch)
+        layers = _layers(output.layers, opened.layer_numbers)
+        heads = choose("--heads", output.heads, n_heads, "heads")
+        chosen = output.chosen_sequences(batch)
+        pairs = [(layer, head) for layer in layers for head in heads]
         with Staging(output.force) as staging:
-            outputs = Outputs(staging, look, chosen, pairs, (n_layers > 1, batch > 1), work)
-            for path, kind in places:
+            several = list(opened.layer_numbers) != [0], batch > 1
+            outputs = Outputs(staging, look, chosen, pairs, several, work)
+            for path, kind in files:
                 outputs.plan(path, kind)
-            saves = any(kind in RUNS for _, kind in places)
-            everything = range(n_layers), range(batch), range(n_heads)
-            drawn = _numbers(pairs, 0), chosen, _numbers(pairs, 1)
-            result, notices = _read(opened, masking, array.softmax, everything if saves else drawn)
-            _require_drawing_memory(result, len(pairs))
+            saves = any(kind in RUNS for _, kind in files)
+            places = [opened.layer_numbers.index(layer) for layer in layers]
+            wanted = (places, range(batch), range(n_heads)) if saves else (places, chosen, heads)
+            result, notices = _read(opened, masking, array.softmax, wanted)
+            if any(kind not in RUNS for _, kind in files):
+                _require_drawing_memory(result, len(pairs))
             work.stage("drawing", outputs.n_pictures)
-            from attnviz.sources.run import Run
-
             staging.write(outputs.writers(Run(result, ())))
         if output.quiet:
             return
         work.stage("measuring")
-        from attnviz.cli.values import value_remarks
-
-        notices += value_remarks(result, chosen, pairs)
-        if saves and len(pairs) * len(chosen) < n_layers * n_heads * batch:
-            notices.append("a saved run holds everything; --layers, --heads, --sequences draw less")
+        drawn = [(i, head) for i in range(len(layers)) for head in heads]
+        notices += value_remarks(result, chosen, drawn)
+        if saves and len(heads) * len(chosen) < n_heads * batch:
+            notices.append("a saved run holds every head and sequence, not only those drawn")
     from attnviz.render.console import make_console
 
     console = make_console()
@@ -105,6 +110,7 @@ class _Opened:
     queries: Batch
     keys: Batch
     shape: tuple[int, ...]
+    layer_numbers: Sequence[int]
     notices: Sequence[str]
 
 
@@ -115,7 +121,7 @@ def _open(file: Path, array: ArrayFlags) -> _Opened:
     found = open_attention(file, axes=array.axes, attention=array.attention)
     if isinstance(found, AttentionResult):
         refuse_for_saved_run(file, array.given)
-        return _Opened(found, *batches_of(found), found.attention.shape, ())
+        return _Opened(found, *batches_of(found), found.attention.shape, found.layer_numbers, ())
     queries, keys = found.batches(
         array.tokens,
         array.key_tokens,
@@ -123,21 +129,27 @@ def _open(file: Path, array: ArrayFlags) -> _Opened:
         array.lengths_of("key_lengths"),
         array.pad_side,
     )
-    return _Opened(found, queries, keys, found.shape, found.notices)
+    return _Opened(found, queries, keys, found.shape, range(found.shape[0]), found.notices)
 
 
 def _read(
     opened: _Opened, masking: MaskFlags, softmax: bool, wanted: Places
 ) -> tuple[AttentionResult, list[str]]:
-    """The attention under the masks that the flags tell, and remarks about them."""
-    from attnviz.result import AttentionResult
+    """The layers at the wanted places, under the masks that the flags tell; remarks about these.
+
+    Of a bare array the other wanted places are enough, too.
+    """
+    from attnviz.result import AttentionResult, only_layers
     from attnviz.sources.from_arrays import UNKNOWN
 
-    found = opened.found
-    if isinstance(found, AttentionResult):  # its padding is masked, or is not, as it says
+    found, places = opened.found, wanted[0]
+    is_saved_run = isinstance(found, AttentionResult)
+    if is_saved_run:  # its padding is masked, or is not, as it says
         masking = replace(masking, padding_mask=bool(masking.padding_mask))
     allowed, names, notices = _mask(opened, masking)
-    if not isinstance(found, AttentionResult):
+    if isinstance(found, AttentionResult):
+        result = found
+    else:
         result = found.read(
             opened.queries,
             opened.keys,
@@ -146,12 +158,12 @@ def _read(
             masks=names or UNKNOWN,
             wanted=wanted,
         )
-    elif allowed is None:
-        result = found
-    else:
-        known = [name for name in found.masks if name not in UNKNOWN]
+    if len(places) < opened.shape[0]:
+        result = only_layers(result, places)
+    if is_saved_run and allowed is not None:
+        known = [name for name in result.masks if name not in UNKNOWN]
         names = list(dict.fromkeys((*known, *names)))
-        result = replace(found, allowed=found.allowed & allowed, masks=tuple(names))
+        result = replace(result, allowed=result.allowed & allowed, masks=tuple(names))
     return result, notices
 
 
@@ -189,12 +201,13 @@ def _facts(
 ) -> list[Fact]:
     """What was read: where from, its sizes, masks, tokens."""
     from attnviz.render.console import ascii_only
+    from attnviz.result import AttentionResult
     from attnviz.sources.from_arrays import UNKNOWN, sizes_in_words
 
     queries, keys = opened.queries, opened.keys
     facts = [
         ("source", printable(result.source) or "not told"),
-        ("attention", f"{sizes_in_words(opened.shape)}, {result.attention.dtype}"),
+        ("attention", f"{sizes_in_words(result.attention.shape)}, {result.attention.dtype}"),
     ]
     if result.masks == UNKNOWN:
         told = "--causal, --lengths, --mask and the like tell what is forbidden"
@@ -202,13 +215,19 @@ def _facts(
     else:
         allowed = result.allowed[0] if result.masks else None
         facts += mask_facts(result.masks, allowed, queries, keys)
-    named = opened.found is result or array.tokens or array.key_tokens
+    named = isinstance(opened.found, AttentionResult) or array.tokens or array.key_tokens
     if named or not (queries.valid.all() and keys.valid.all()):
         others = keys if result.is_cross else None
         facts += token_facts(queries, others, ascii_only(console), with_ids=False, chosen=chosen)
     return facts
 
 
-def _numbers(pairs: Sequence[tuple[int, int]], place: int) -> list[int]:
-    """The layers (0) or heads (1) of pairs, each once."""
-    return list(dict.fromkeys(pair[place] for pair in pairs))
+def _layers(wanted: str | None, numbers: Sequence[int]) -> list[int]:
+    """The layers that `--layers` names, out of those that the file has."""
+    if wanted is None:
+        return list(numbers)
+    chosen = choose("--layers", wanted, max(numbers) + 1, "layers")
+    if not set(chosen) <= set(numbers):
+        known = printable(", ".join(map(str, numbers)))
+        raise ConfigError(f"--layers {printable(wanted)}: the file has layers {known}")
+    return chosen

@@ -164,9 +164,10 @@ def _load_torch(path: Path) -> Any:
             return torch.load(path, map_location="cpu", weights_only=True, mmap=is_zip)
     except pickle.UnpicklingError as error:
         blocked = re.search(r"GLOBAL ([\w.]+)", str(error))
-        what = f" ({printable(blocked[1], 60)})" if blocked else ""
+        if blocked is None:
+            raise InputError("is no file of torch.save, or a damaged one") from None
         raise InputError(
-            f"holds pickled Python objects{what}, which are never loaded; "
+            f"holds pickled Python objects ({printable(blocked[1], 60)}), which are never loaded; "
             "save tensors: torch.save(tuple(outputs.attentions), FILE)"
         ) from None
     except (OSError, MemoryError):

@@ -256,7 +256,8 @@ class BareArray:
         own = {layer.dtype for layer in self.layers}
         before = sorted({"bfloat16" if t == BFLOAT16 else t.name for t in own} - {self.dtype.name})
         if before:
-            found += f"; {' and '.join(before)} becomes {self.dtype.name}"
+            verb = "becomes" if len(before) == 1 else "become"
+            found += f"; {' and '.join(before)} {verb} {self.dtype.name}"
         return [found]
 
     def batches(
