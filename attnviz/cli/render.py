@@ -34,7 +34,9 @@ EXAMPLES = """Examples:
 
 attnviz run "The cat sat." -o cat.npz; attnviz render cat.npz -o cat.html
 
-attnviz render dump.npy --axes "L H Q K" --tokens tokens.json --layers 3 -o layer3.png"""
+attnviz run "猫坐在垫子上" -o cat.json; attnviz render cat.json --heads 0 -o cat.pdf
+
+Of an array: attnviz render dump.npy --axes "L H Q K" --tokens tokens.json --layers 3"""
 
 
 @spread
@@ -201,13 +203,15 @@ def _facts(
 ) -> list[Fact]:
     """What was read: where from, its sizes, masks, tokens."""
     from attnviz.render.console import ascii_only
+    from attnviz.render.tokens import notation
     from attnviz.result import AttentionResult
     from attnviz.sources.from_arrays import UNKNOWN, sizes_in_words
 
+    sizes = notation(sizes_in_words(result.attention.shape), ascii_only(console))
     queries, keys = opened.queries, opened.keys
     facts = [
         ("source", printable(result.source) or "not told"),
-        ("attention", f"{sizes_in_words(result.attention.shape)}, {result.attention.dtype}"),
+        ("attention", f"{sizes}, {result.attention.dtype}"),
     ]
     if result.masks == UNKNOWN:
         told = "--causal, --lengths, --mask and the like tell what is forbidden"
