@@ -178,6 +178,13 @@ class PooledResult:
         """`[B Tq]`: True on real query tokens, False on padding."""
         return real_places(positions_of(self.lengths, self.n_queries, self.pad_side), self.lengths)
 
+    def places(self, sequence: int, side: int) -> tuple[int, int]:
+        """The places of the first real query (`side` 0) or key (1) of a sequence, and the end."""
+        width, lengths = ((self.n_queries, self.lengths), (self.n_keys, self.key_lengths))[side]
+        length = int(lengths[sequence])
+        start = width - length if self.pad_side == "left" else 0
+        return start, start + length
+
     def row_means(self, sequence: int) -> dict[str, npt.NDArray[np.float64]]:
         """Each statistic's mean over the real rows that see something, `[L H]`; NaN for none."""
         real = self.query_valid[sequence]
@@ -258,7 +265,7 @@ class PooledResult:
             lambda b, h, q, at: (k[at] >= kept["first"][b, q]) & (k[at] < kept["end"][b, q]),
             span=lambda b: (kept["first"][b], kept["end"][b]),
         )
-        lefts = self.pad_side == "left"
+        starts = [[self.places(b, side)[0] for b in range(self.batch_size)] for side in (0, 1)]
         return LongAttention(
             kept["q"],
             kept["k"],
@@ -267,8 +274,8 @@ class PooledResult:
             softcap=self.softcap[layer],
             slopes=kept.get("slopes"),
             sinks=kept.get("sinks"),
-            query_starts=[self.n_queries - n if lefts else 0 for n in self.lengths.tolist()],
-            key_starts=[self.n_keys - n if lefts else 0 for n in self.key_lengths.tolist()],
+            query_starts=starts[0],
+            key_starts=starts[1],
         )
 
     def part(
@@ -276,28 +283,34 @@ class PooledResult:
     ) -> AttentionResult:
         """A window of one sequence at full resolution, computed from the q and k that were kept.
 
-        Heads that are not in `heads`, (layer, head), are zeros. Raises `InputError` where the
-        window lies outside of the text or q and k were not kept.
+        Its layers are those of `heads`, (place of the layer, head); heads that are not in it are
+        zeros. Raises `InputError` where the window lies outside of the text, or q and k were not
+        kept.
         """
-        shape = (self.n_layers, 1, self.n_heads, len(rows), len(columns))
-        weights = np.zeros(shape, np.float32)
-        allowed = np.zeros((self.n_layers, 1, 1, len(rows), len(columns)), np.bool_)
-        for layer in sorted({layer for layer, _ in heads}):
-            of_layer = [head for each, head in heads if each == layer]
-            attention = self.attention(layer)
-            weights[layer, 0, of_layer], allowed[layer, 0, 0] = windows_of(
-                attention, rows, columns, sequence, of_layer
+        places = sorted({place for place, _ in heads})
+        shape = (len(places), 1, self.n_heads, len(rows), len(columns))
+        weights, allowed = np.zeros(shape, np.float32), np.zeros(shape, np.bool_)
+        for i, place in enumerate(places):
+            some = [head for each, head in heads if each == place]
+            weights[i, 0, some], allowed[i, 0, some] = windows_of(
+                self.attention(place), rows, columns, sequence, some
             )
-        return window_result(self, weights, allowed, rows, columns, sequence)
+        numbers = tuple(self.layer_numbers[place] for place in places)
+        facts = {
+            "masks": self.masks,
+            "config": self.config,
+            "source": self.source,
+            "trained": self.trained,
+            "layers": numbers if self.names_layers else (),
+        }
+        tokens = self.query_tokens, self.key_tokens
+        return window_result(*tokens, weights, allowed, rows, columns, sequence, facts)
 
 
 def windows_of(
     attention: LongAttention, rows: range, columns: range, b: int, heads: Sequence[int]
 ) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.bool_]]:
-    """(weights `[heads rows columns]`, allowed `[rows columns]`) of some heads of one sequence.
-
-    What is allowed is that of the first of these heads.
-    """
+    """(weights, allowed), both `[heads rows columns]`, of some heads of one sequence."""
     import torch
 
     from attnviz.streaming import window
@@ -305,38 +318,40 @@ def windows_of(
     weights = np.stack(
         [window(attention, rows, columns, b, h).cpu().float().numpy() for h in heads]
     )
-    first, end = attention.spans(b)
-    k = torch.arange(columns.start, columns.stop)
+    first, end = (span[rows.start : rows.stop, None] for span in attention.spans(b))
     q = torch.arange(rows.start, rows.stop)[:, None]
-    allowed = (k >= first[rows.start : rows.stop, None]) & (k < end[rows.start : rows.stop, None])
+    k = torch.arange(columns.start, columns.stop)
+    allowed = ((k >= first) & (k < end)).expand(len(heads), -1, -1).clone()
     for rule in attention.unbounded:
-        allowed &= rule.allows(torch.tensor(b), torch.tensor(heads[0]), q, k)
+        for i, head in enumerate(heads):
+            allowed[i] &= rule.allows(torch.tensor(b), torch.tensor(head), q, k)
     return weights, allowed.numpy()
 
 
 def window_result(
-    whole: PooledResult | AttentionResult,
+    query_tokens: Sequence[Sequence[str]],
+    key_tokens: Sequence[Sequence[str]],
     weights: npt.NDArray[np.float32],
     allowed: npt.NDArray[np.bool_],
     rows: range,
     columns: range,
     sequence: int,
+    facts: Mapping[str, Any],
 ) -> AttentionResult:
-    """A window as a result of its own: its tokens are those of the window, and it says so."""
+    """A window, `[L 1 H rows columns]`, as a result of its own, which says where it stands.
+
+    Its tokens are those of the window; `facts` are the fields that say what ran.
+    """
     where = f"queries {rows.start}:{rows.stop}, keys {columns.start}:{columns.stop}"
+    source = ", ".join(part for part in (facts["source"], where) if part)
     return AttentionResult(
         weights,
         allowed,
-        (whole.query_tokens[sequence][rows.start : rows.stop],),
-        (whole.key_tokens[sequence][columns.start : columns.stop],),
+        (tuple(query_tokens[sequence][rows.start : rows.stop]),),
+        (tuple(key_tokens[sequence][columns.start : columns.stop]),),
         np.array([len(rows)]),
         np.array([len(columns)]),
-        "right",
-        whole.masks,
-        whole.config,
-        ", ".join(part for part in (whole.source, where) if part),
-        whole.trained,
-        layers=whole.layers,
+        **{**facts, "source": source},
     )
 
 

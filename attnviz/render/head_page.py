@@ -16,7 +16,6 @@ from attnviz.render.furniture import (
     SMALLEST_NUMBER,
     Subject,
     cell_pixels,
-    draw_bar,
     draw_legend,
     draw_paragraph,
     numbers,
@@ -147,14 +146,7 @@ class HeadPages:
         )
         below = bottom + self._columns.extent
         sheet.texts.append(Text((left + right) / 2, below + 12, KEY_AXIS, 9, anchor="middle"))
-        draw_bar(
-            sheet,
-            right + 14,
-            top,
-            min(self._high, 300.0),
-            subject.top,
-            subject.largest > subject.top,
-        )
+        subject.bar(sheet, right + 14, top, min(self._high, 300.0))
         width = max(right + 14 + 44 + MARGIN, 400.0)
         y = below + 24
         used = draw_legend(sheet, MARGIN, y, width - 2 * MARGIN, kinds, blind)

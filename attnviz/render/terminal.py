@@ -120,7 +120,7 @@ def heatmaps(
         plan = plan_for(shown, console)
     maps = [head.pooled(plan.pool_queries, plan.pool_keys) for head in shown.maps]
     largest = max(float(head.weights.max(initial=0.0)) for head in maps)
-    ink = _ink(console, cmap, (largest or 1.0) if vmax is None else vmax, plan.cell)
+    ink = ink_for(console, cmap, (largest or 1.0) if vmax is None else vmax, plan.cell)
     titles = _titles(result, sequence, heads, plan, len(maps[0].kinds[0]))
     write(console, *side_by_side(shown, maps, titles, plan, ink, console.width))
     write(console, *_legend(result, sequence, shown, maps, plan, ink, console.width))
@@ -344,7 +344,7 @@ def _style(color: Color | None, behind: Color | None) -> Style:
     return Style(color=color, bgcolor=behind)
 
 
-def _ink(console: Console, cmap: str, top: float, cell: int) -> Ink:
+def ink_for(console: Console, cmap: str, top: float, cell: int) -> Ink:
     plain = ascii_only(console)
     marks = [mark * cell for mark in (ASCII_MARKS if plain else MARKS)]
     if not has_color(console):

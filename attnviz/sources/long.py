@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,8 +17,9 @@ from attnviz.config import DTYPES, AttentionConfig
 from attnviz.errors import InputError
 from attnviz.machine import require_memory
 from attnviz.masks import Rule
-from attnviz.pooled import PooledResult
+from attnviz.pooled import PooledResult, window_result, windows_of
 from attnviz.positions import alibi_slopes
+from attnviz.result import AttentionResult
 from attnviz.sources.run import Inputs
 from attnviz.streaming import LongAttention, Pooled, context, pool
 from attnviz.streaming.pool import NEAR
@@ -48,17 +49,21 @@ class Pooling:
         return pixels + maps * queries * (8 * 4 + 12 * self.top)
 
 
+Each = Callable[[int, LongAttention], None]
+"""Called with the number of each layer, and with what its weights are made of."""
+
+
 @dataclass(frozen=True)
 class LongRun:
-    """One forward pass over a long text: as `Run`, with maps that are pooled.
+    """What a forward pass over a long text leaves behind, beside what `Each` made of its maps.
 
-    `attentions` are what the maps were made of, layer by layer; empty where they are gone.
+    `facts` are those fields of a result that say what ran. The steps are those that ran: what comes
+    before the scores, and, where another layer follows, what comes after the weights.
     """
 
-    result: PooledResult
     steps: tuple[Step, ...]
     layers: tuple[MultiHeadAttention, ...]
-    attentions: tuple[LongAttention, ...] = ()
+    facts: Mapping[str, Any]
 
 
 def run_long(
@@ -68,18 +73,17 @@ def run_long(
     keys: Batch,
     rules: Sequence[Rule],
     recorder: Recorder,
-    pooling: Pooling,
-    progress: Progress,
+    each: Each,
     **facts: Any,
 ) -> LongRun:
-    """As `run_layers`, but nothing of Tq × Tk is made.
+    """As `run_layers`, but nothing of Tq × Tk is made: `each` gets a layer's queries and keys.
 
-    The steps are those that ran: what comes before the scores, and, where another layer follows,
-    what comes after the weights. Rows of padding are forbidden everything: they mean nothing.
+    Rows of padding are forbidden everything: they mean nothing.
     """
-    all_rules = (*rules, real_rows(queries))
+    for layer in layers:
+        _require_blocks(layer)
     positions = (torch.from_numpy(queries.positions), torch.from_numpy(keys.positions))
-    x, pooled, attentions = inputs.query, [], []
+    x = inputs.query
     with torch.no_grad():
         for i, layer in enumerate(layers):
             tap = recorder if i == 0 else Recorder(recorder.sizes)
@@ -87,42 +91,94 @@ def run_long(
             attention = LongAttention(
                 q,
                 k,
-                all_rules,
+                (*rules, real_rows(queries)),
                 scale=None if layer.config.variant.scaled else 1.0,
                 slopes=_slopes(layer.config),
                 query_starts=queries.starts.tolist(),
                 key_starts=keys.starts.tolist(),
             )
-            pooled.append(pool_one(attention, pooling, _part_of(progress, i, len(layers))))
-            attentions.append(attention)
+            each(i, attention)
             if i + 1 < len(layers):
                 x = layer.finish(context(attention, v), x, tap)
-    result = gather(
-        pooled,
-        attentions if pooling.keep else (),
-        queries,
-        keys,
-        masks=tuple(rule.name for rule in rules),
-        **facts,
-    )
-    return LongRun(result, tuple(recorder.steps), tuple(layers), tuple(attentions))
+    told = {"masks": tuple(rule.name for rule in rules), **facts}
+    return LongRun(tuple(recorder.steps), tuple(layers), told)
 
 
-def pool_one(attention: LongAttention, pooling: Pooling, progress: Progress) -> Pooled:
-    """The maps of one layer."""
-    return pool(
-        attention,
-        pooling.pixels,
-        top=pooling.top,
-        near=pooling.near,
-        column_sums=pooling.column_sums,
-        progress=progress,
-    )
+class Pooler:
+    """Pools each layer as it comes, and lets it go unless it is to be kept."""
+
+    def __init__(
+        self, pooling: Pooling, n_layers: int, progress: Progress, wanted: Collection[int] | None
+    ) -> None:
+        """`n_layers` will come, all alike; only those in `wanted` are pooled, None for all."""
+        self._pooling, self._n, self._progress = pooling, n_layers, progress
+        self._wanted = wanted
+        self._pooled: list[Pooled] = []
+        self._kept: list[LongAttention] = []
+
+    def each(self, layer: int, attention: LongAttention) -> None:
+        if self._wanted is not None and layer not in self._wanted:
+            return
+        if self._pooling.keep:
+            _require_spans(attention)
+        before = len(self._pooled)
+        self._pooled.append(
+            pool(
+                attention,
+                self._pooling.pixels,
+                top=self._pooling.top,
+                near=self._pooling.near,
+                column_sums=self._pooling.column_sums,
+                progress=lambda done, total: self._progress(before * total + done, self._n * total),
+            )
+        )
+        if self._pooling.keep:
+            self._kept.append(attention)
+
+    def result(self, queries: Batch, keys: Batch, facts: Mapping[str, Any]) -> PooledResult:
+        """What all layers gave."""
+        return gather(self._pooled, self._kept, queries, keys, **facts)
 
 
-def _part_of(progress: Progress, i: int, n: int) -> Progress:
-    """Progress of layer i of n, which are all alike."""
-    return lambda done, total: progress(i * total + done, n * total)
+class Windows:
+    """Computes one window of each layer as it comes, at full resolution."""
+
+    def __init__(
+        self,
+        rows: range,
+        columns: range,
+        sequence: int,
+        heads: Sequence[tuple[int, int]],
+    ) -> None:
+        """`heads` are (layer number, head)."""
+        self._rows, self._columns, self._sequence, self._heads = rows, columns, sequence, heads
+        self._found: list[tuple[npt.NDArray[np.float32], npt.NDArray[np.bool_]]] = []
+
+    def each(self, layer: int, attention: LongAttention) -> None:
+        heads = [head for number, head in self._heads if number == layer]
+        if not heads:
+            return
+        weights, allowed = windows_of(attention, self._rows, self._columns, self._sequence, heads)
+        whole = np.zeros((attention.n_heads, *weights.shape[1:]), np.float32)
+        whole[heads] = weights
+        masks = np.zeros((attention.n_heads, *weights.shape[1:]), np.bool_)
+        masks[heads] = allowed
+        self._found.append((whole, masks))
+
+    def result(self, queries: Batch, keys: Batch, facts: Mapping[str, Any]) -> AttentionResult:
+        """The window of all layers that were wanted."""
+        weights = np.stack([weights for weights, _ in self._found])[:, None]
+        allowed = np.stack([allowed for _, allowed in self._found])[:, None]
+        return window_result(
+            queries.padded_tokens,
+            keys.padded_tokens,
+            weights,
+            allowed,
+            self._rows,
+            self._columns,
+            self._sequence,
+            facts,
+        )
 
 
 def gather(
@@ -167,12 +223,6 @@ def gather(
 
 def _kept(attentions: Sequence[LongAttention]) -> Mapping[str, npt.NDArray[Any]]:
     """What weights can be computed from again."""
-    unbounded = attentions[0].unbounded
-    if unbounded:
-        raise InputError(
-            f"--keep q,k: the mask {unbounded[0].name} would have to be kept as well, whole; "
-            "draw the part that matters now: --rows A:B --cols C:D"
-        )
     spans = [
         tuple(map(torch.stack, zip(*(one.spans(b) for b in range(one.batch_size)), strict=True)))
         for one in attentions
@@ -188,6 +238,15 @@ def _kept(attentions: Sequence[LongAttention]) -> Mapping[str, npt.NDArray[Any]]
         if found[0] is not None:
             arrays[name] = found
     return {name: np.stack([_array(x) for x in tensors]) for name, tensors in arrays.items()}
+
+
+def _require_spans(attention: LongAttention) -> None:
+    """Raise `InputError` where q and k do not tell the weights: a mask is known cell by cell."""
+    if attention.unbounded:
+        raise InputError(
+            f"--keep q,k: the mask {attention.unbounded[0].name} would have to be kept as well, "
+            "whole; draw the part that matters now: --rows A:B --cols C:D"
+        )
 
 
 def _array(tensor: Tensor) -> npt.NDArray[Any]:
@@ -215,7 +274,7 @@ def real_rows(queries: Batch) -> Rule:
     )
 
 
-def require_long(layer: MultiHeadAttention) -> None:
+def _require_blocks(layer: MultiHeadAttention) -> None:
     """Raise `InputError` where a layer does what is not done block by block."""
     if layer.extra_keys:
         raise InputError(
