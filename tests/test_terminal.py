@@ -260,7 +260,7 @@ def test_half_blocks_hold_two_queries_a_line() -> None:
 
 def test_half_lines_of_padding_are_left_blank() -> None:
     """Padding in the middle of nothing: the plan cuts it, so the ink itself is asked."""
-    ink = terminal._ink(screen(80, "truecolor"), "viridis", 1.0, 1)
+    ink = terminal.ink_for(screen(80, "truecolor"), "viridis", 1.0, 1)
     padding, weight = ink.levels + terminal.PADDING, 255
     assert ink.halves(padding, weight)[0] == "▄"
     assert ink.halves(weight, padding)[0] == "▀"
