@@ -150,7 +150,7 @@ def _read(
         masking = replace(masking, padding_mask=bool(masking.padding_mask))
     allowed, names, notices = _mask(opened, masking)
     if isinstance(found, AttentionResult):
-        result = found
+        result = only_layers(found, places) if len(places) < len(found.attention) else found
     else:
         result = found.read(
             opened.queries,
@@ -160,8 +160,6 @@ def _read(
             masks=names or UNKNOWN,
             wanted=wanted,
         )
-    if len(places) < opened.shape[0]:
-        result = only_layers(result, places)
     if is_saved_run and allowed is not None:
         known = [name for name in result.masks if name not in UNKNOWN]
         names = list(dict.fromkeys((*known, *names)))

@@ -9,9 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import product
-from math import prod
 from pathlib import Path
-from tempfile import TemporaryFile
 from typing import Any
 
 import numpy as np
@@ -19,9 +17,9 @@ import numpy.typing as npt
 
 from attnviz.batch import Batch
 from attnviz.errors import InputError, printable, why_unreadable
-from attnviz.machine import free_memory, require_memory
+from attnviz.machine import require_memory
 from attnviz.npy import BFLOAT16
-from attnviz.result import FLOATS, AttentionResult, from_batches, load
+from attnviz.result import FLOATS, AttentionResult, from_batches, load, only_layers
 from attnviz.sources.array_files import READERS, Array, Arrays, is_saved_run, read_arrays
 from attnviz.sources.token_rows import Given, Side, token_batches
 
@@ -288,30 +286,34 @@ class BareArray:
         """The attention. Numbers that need no change stay where they are, on disk.
 
         `allowed`, bool `[B 1|H Q K]`, is the mask, True = may look, by the names `masks`; with
-        `softmax` the numbers are scores, and shared among the keys that it allows. `wanted` are
-        the layers, sequences and heads that will be looked at: where numbers do need a change,
-        others are not read, and are 0.
+        `softmax` the numbers are scores, and shared among the keys that it allows. Of `wanted` the
+        layers alone are in the result, by their numbers; and where numbers do need a change, other
+        sequences and heads are not read, and are 0.
 
         Raises `InputError` when memory for them is short.
         """
-        layers, batch, _, n_queries, n_keys = self.shape
+        n_layers, batch, n_heads, n_queries, n_keys = self.shape
+        places = wanted or (range(n_layers), range(batch), range(n_heads))
         if allowed is None:
             allowed = np.broadcast_to(np.True_, (batch, 1, n_queries, n_keys))
-        allowed = np.broadcast_to(allowed, (layers, *allowed.shape))
         dtype = np.result_type(self.dtype, np.float32) if softmax else self.dtype
         attention = None if softmax else self._as_it_is()
+        changed = attention is None
         if attention is None:
-            attention = self._changed(dtype, allowed if softmax else None, wanted)
+            attention = self._changed(dtype, allowed if softmax else None, places)
         source = self.path.name + (f", {self.name}" if self.name else "")
-        return from_batches(
+        some = list(places[0]) != list(range(n_layers))
+        result = from_batches(
             attention,
-            allowed,
+            np.broadcast_to(allowed, (len(attention), *allowed.shape)),
             queries,
             keys,
             masks=tuple(masks),
             config={"dtype": dtype.name},
             source=f"softmax of {source}" if softmax else source,
+            layers=tuple(places[0]) if some and changed else (),
         )
+        return only_layers(result, places[0]) if some and not changed else result
 
     def _as_it_is(self) -> Array | None:
         """All layers as one array, where they are one and its type of number is known."""
@@ -323,24 +325,24 @@ class BareArray:
         return whole if whole.dtype in FLOATS and whole.dtype.isnative else None
 
     def _changed(
-        self, dtype: np.dtype[Any], allowed: npt.NDArray[np.bool_] | None, wanted: Places | None
+        self, dtype: np.dtype[Any], allowed: npt.NDArray[np.bool_] | None, wanted: Places
     ) -> Array:
         """The wanted heads as numbers of `dtype`, through a softmax where `allowed` is given."""
-        layers, batch, heads, n_queries, n_keys = self.shape
-        places = list(product(*(wanted or (range(layers), range(batch), range(heads)))))
-        head = n_queries * n_keys * dtype.itemsize
+        layers, sequences, heads = wanted
+        shape = (len(layers), *self.shape[1:])
+        n = len(layers) * len(sequences) * len(heads)
         require_memory(
-            head * (len(places) + 6),
-            f"{printable(self.path)}: {_count(len(places), 'head')} of {n_queries} × {n_keys}",
+            shape[3] * shape[4] * dtype.itemsize * (n + 6),
+            f"{printable(self.path)}: {_count(n, 'head')} of {shape[3]} × {shape[4]}",
             "choose fewer layers, heads or sequences",
         )
-        attention = _room(self.shape, dtype)
-        for layer, sequence, number in places:
-            part = _decoded(self.layers[layer][sequence, number]).astype(dtype)
+        attention = np.zeros(shape, dtype)  # what is not written to takes no memory
+        for (i, layer), sequence, head in product(enumerate(layers), sequences, heads):
+            part = _decoded(self.layers[layer][sequence, head]).astype(dtype)
             if allowed is not None:
-                mask = allowed[layer, sequence]
-                part = softmax_of(part, mask[number if len(mask) > 1 else 0])
-            attention[layer, sequence, number] = part
+                mask = allowed[sequence]
+                part = softmax_of(part, mask[head if len(mask) > 1 else 0])
+            attention[i, sequence, head] = part
         return attention
 
 
@@ -362,16 +364,3 @@ def _decoded(part: Array) -> Array:
     if part.dtype != BFLOAT16:
         return part
     return (part.view("<u2").astype(np.uint32) << 16).view(np.float32)
-
-
-def _room(shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
-    """Zeros that take memory where they are written to, and only there.
-
-    A system may refuse to promise more than it has, so a larger array has an empty file behind it.
-    """
-    size = prod(shape) * dtype.itemsize
-    if size <= free_memory():
-        return np.zeros(shape, dtype)
-    with TemporaryFile() as file:
-        file.truncate(size)
-        return np.memmap(file, dtype, "r+", shape=shape).view(np.ndarray)
