@@ -40,7 +40,7 @@ class ModelSource:
         flags: ModelFlags,
     ) -> None:
         assert flags.model is not None
-        _require_alone(inputs, layer, masking, origin)
+        require_alone(inputs, layer, masking, origin)
         choice("--dtype", layer.dtype, tuple(DTYPES))
         self._inputs, self._layer, self._flags = inputs, layer, flags
 
@@ -120,7 +120,7 @@ class ModelSource:
         return facts
 
 
-def _require_alone(
+def require_alone(
     inputs: InputFlags, layer: LayerFlags, masking: MaskFlags, origin: SourceFlags
 ) -> None:
     """Raise `ConfigError` that names both when a flag of another source was given."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import codecs
 import dataclasses
 import inspect
+import re
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +21,14 @@ from attnviz.render.look import Look
 
 INPUT, LAYER, MODEL, MASK, OUTPUT, LOOK = "Input", "Layer", "Model", "Mask", "Output", "Look"
 
+LONG = "Long texts"
+
+LARGEST_POOL = 8192
+"""Pixels along a side: more than any screen or paper shows."""
+
+SIZE = re.compile(r"(\d{1,9}(?:\.\d{1,6})?) ?([kmgt]?)(?:i?b)?", re.IGNORECASE | re.ASCII)
+"""A number of bytes, in steps of 1024."""
+
 MASK_MEANINGS = ("keep", "drop")
 
 
@@ -31,6 +40,10 @@ def flag(*names: str, panel: str, help: str, **more: Any) -> Any:
 def optional(*names: str, panel: str, help: str, **more: Any) -> Any:
     """A flag that may be left out: there is no default to show, or its help says what happens."""
     return flag(*names, panel=panel, help=help, show_default=False, **more)
+
+
+class FlagGroup:
+    """What a command's own group of flags is derived from."""
 
 
 @dataclass(frozen=True)
@@ -510,7 +523,103 @@ class OutputFlags:
         return choose("--sequences", self.sequences, n, "sequences")
 
 
+@dataclass(frozen=True)
+class WindowFlags:
+    """A part of the map at full resolution."""
+
+    rows: Annotated[
+        str | None,
+        optional(
+            panel=LONG,
+            metavar="A:B",
+            help="Draw queries A to B-1 only, at full resolution, computed for them alone.",
+        ),
+    ] = None
+    cols: Annotated[
+        str | None, optional(panel=LONG, metavar="C:D", help="Draw keys C to D-1 only.")
+    ] = None
+
+    def __post_init__(self) -> None:
+        for name in ("rows", "cols"):
+            self._ends(name)
+
+    @property
+    def given(self) -> bool:
+        return self.rows is not None or self.cols is not None
+
+    def ranges(self, queries: int, keys: int) -> tuple[range, range]:
+        """The queries and the keys to draw, of so many; all where a flag was left out."""
+        return self._range("rows", queries, "queries"), self._range("cols", keys, "keys")
+
+    def _range(self, name: str, n: int, what: str) -> range:
+        start, stop = self._ends(name) or (0, n)
+        if not start < stop <= n:
+            raise ConfigError(
+                f"--{name} {printable(getattr(self, name))}: there are {n:,} {what}, 0:{n} for all"
+            )
+        return range(start, stop)
+
+    def _ends(self, name: str) -> tuple[int, int] | None:
+        given: str | None = getattr(self, name)
+        if given is None:
+            return None
+        parts = [part.strip().replace("_", "") for part in given.split(":")]
+        if len(parts) != 2 or not all(p.isascii() and p.isdigit() and len(p) < 12 for p in parts):
+            raise ConfigError(f"--{name} {printable(given)}: two numbers are expected, 5000:5200")
+        start, stop = map(int, parts)
+        if start >= stop:
+            raise ConfigError(
+                f"--{name} {printable(given)}: the end comes before the start; 5000:5200, say"
+            )
+        return start, stop
+
+
+@dataclass(frozen=True)
+class LongFlags(WindowFlags):
+    """Texts whose maps are too large to be held whole."""
+
+    pool: Annotated[
+        int | None,
+        optional(
+            "--pool",
+            panel=LONG,
+            metavar="P",
+            help="Fold each map into at most P × P pixels, block by block: nothing of the size of "
+            "the map is held. By itself, to 1024, where whole maps take more than --memory.",
+        ),
+    ] = None
+    memory: Annotated[
+        str | None,
+        optional(
+            panel=LONG,
+            metavar="SIZE",
+            help="What whole maps may take: 4GB, 500MB. Half of what is free when left out.",
+        ),
+    ] = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.pool is not None:
+            check_size("--pool", self.pool)
+            if self.pool > LARGEST_POOL:
+                raise ConfigError(f"--pool is {self.pool}; the most is {LARGEST_POOL}")
+        self.budget()
+
+    def budget(self) -> int | None:
+        """The bytes of --memory, None when it was left out."""
+        if self.memory is None:
+            return None
+        found = SIZE.fullmatch(self.memory.strip())
+        if found is None:
+            raise ConfigError(
+                f"--memory {printable(self.memory)}: a size is expected, 4GB or 500MB, say"
+            )
+        powers = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4}
+        return int(float(found[1]) * 1024 ** powers[found[2].lower()])
+
+
 GROUPS = (
+    WindowFlags,
     InputFlags,
     LayerFlags,
     SourceFlags,

@@ -38,6 +38,10 @@ class Work:
         """Begin a stage of `total` steps (None: unknown)."""
         self._update((name, total, 0))
 
+    def reach(self, done: int, total: int) -> None:
+        """`done` of `total` steps of the stage are done."""
+        self._update((self._stage[0], total, done))
+
     def advance(self, *_: object) -> None:
         """One step of the stage is done."""
         name, total, done = self._stage
