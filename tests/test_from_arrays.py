@@ -306,6 +306,39 @@ def test_one_of_an_encoder_decoders_three(here: Path) -> None:
     assert fails("t5.pt", attention="self") == f"t5.pt has no attention 'self'; it holds {held}"
 
 
+def test_the_one_that_is_called_attention(here: Path) -> None:
+    """What a model of transformers returns, as a dict."""
+    hidden = torch.ones(1, 7, 11)
+    layers = tuple(map(torch.from_numpy, LAYERS))
+    torch.save({"last_hidden_state": hidden, "pooler_output": hidden, "attentions": layers}, "a.pt")
+    result, notices = read_attention("a.pt")
+    assert notices[0].startswith("a.pt: attentions read as L B H Q K: 3 layers, ")
+    np.testing.assert_array_equal(result.attention, np.stack(LAYERS))
+    save_file({"k": LAYERS[0], "Self_Attn": LAYERS[1]}, "a.safetensors")
+    np.testing.assert_array_equal(read_attention("a.safetensors")[0].attention[0], LAYERS[1])
+
+
+def test_a_models_own_output_is_read_when_saved_with_torch(here: Path) -> None:
+    """The oracle is transformers: what its model returned is what is drawn."""
+    from transformers import BertConfig, BertModel
+
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 30, "num_hidden_layers": 2, "num_attention_heads": 3}
+    config = BertConfig(vocab_size=11, intermediate_size=13, attn_implementation="eager", **sizes)
+    with torch.no_grad():
+        outputs = BertModel(config).eval()(
+            input_ids=torch.randint(11, (2, 7)),
+            attention_mask=torch.arange(7)[None] < torch.tensor([[7], [5]]),
+            output_attentions=True,
+        )
+    torch.save(outputs.attentions, "a.pt")
+    result, _ = read_attention("a.pt", lengths=[7, 5])
+    np.testing.assert_array_equal(result.attention, torch.stack(outputs.attentions))
+    assert not result.attention[:, 1, :, :5, 5:].any()  # padding was masked by the model
+    torch.save(outputs, "b.pt")
+    assert "holds pickled Python objects (transformers.modeling_outputs" in fails("b.pt")
+
+
 def test_one_array_among_several(here: Path) -> None:
     both = {"mine": weights(5, 7, 7), "yours": weights(3, 7, 7)}
     np.savez("a.npz", **both)
@@ -334,7 +367,12 @@ def test_layers_that_do_not_fit_each_other(here: Path) -> None:
         "a.pt has layers of different sizes: layer 0 is [1, 5, 7, 7], layer 2 is [1, 5, 7, 11]"
     )
     torch.save((torch.ones(1, 5, 7, 7), None), "b.pt")
-    assert fails("b.pt") == "b.pt is no attention: layer 1 of it is None; a tensor is expected"
+    assert fails("b.pt") == (
+        "b.pt is no attention: layer 1 of it is None; transformers returns attention with "
+        'attn_implementation="eager" only'
+    )
+    torch.save({"cross_attentions": (None, None), "loss": 3.0}, "c.pt")
+    assert fails("c.pt").startswith("c.pt is no attention: layer 0 of it is None; ")
 
 
 # ── tokens ───────────────────────────────────────────────────────────────────────────────────
@@ -627,7 +665,8 @@ HOSTILE: dict[str, tuple[Callable[[str], object], str]] = {
     "number.pt": (lambda p: torch.save({"loss": 3.0}, p), " holds no array"),
     "nothing.pt": (
         lambda p: torch.save([], p),
-        " holds an empty list; a tensor for each layer is expected",
+        " is no attention: it is an empty list; transformers returns attention with "
+        'attn_implementation="eager" only',
     ),
     "generated.pt": (
         lambda p: torch.save(((torch.ones(1, 3, 1, 5),),), p),

@@ -32,6 +32,8 @@ Array = npt.NDArray[Any]
 Arrays = Array | list[Array]
 """One array, or one for each layer."""
 
+EAGER = 'transformers returns attention with attn_implementation="eager" only'
+
 MOST_ARRAYS = 10_000
 MOST_NAMES = 8
 """Names of arrays that a message lists."""
@@ -82,7 +84,7 @@ def _read_torch(path: Path, wanted: str | None) -> tuple[Arrays, str]:
         raise InputError("holds one attention, without a name; --attention is for files of several")
     if isinstance(found, list | tuple):
         if not found:
-            raise InputError("holds an empty list; a tensor for each layer is expected")
+            raise InputError(f"is no attention: it is an empty list; {EAGER}")
         layers = [_from_torch(tensor, f"layer {i} of it") for i, tensor in enumerate(found)]
         return layers, name
     return _from_torch(found, "it"), name
@@ -130,15 +132,18 @@ def _layers_together(names: Iterable[str]) -> dict[str, list[str]]:
 
 
 def _chosen(groups: Mapping[str, list[str]], wanted: str | None) -> str:
-    """The name that `wanted` means: itself, or `wanted_attentions`. None serves where one is."""
+    """The name that `wanted` means: itself, or `wanted_attentions`. None serves where there is one
+    name, or one that says attention."""
     if not groups:
         raise InputError("holds no array")
     known = ", ".join(printable(name, 40) for name in list(groups)[:MOST_NAMES])
     known += f" and {len(groups) - MOST_NAMES} more" if len(groups) > MOST_NAMES else ""
     if wanted is None:
-        if len(groups) > 1:
+        likely = [name for name in groups if re.search("attention|attn", name, re.IGNORECASE)]
+        likely = likely if len(groups) > 1 else list(groups)
+        if len(likely) != 1:
             raise InputError(f"holds {known}; --attention NAME says which")
-        return next(iter(groups))
+        return likely[0]
     for name in (wanted, f"{wanted}_attentions", f"{wanted}_attention"):
         if name in groups:
             return name
@@ -185,7 +190,7 @@ def _named_attention(found: Mapping[Any, Any]) -> dict[str, list[str]]:
 
     def fits(value: object) -> bool:
         if isinstance(value, list | tuple):
-            return any(isinstance(item, torch.Tensor) for item in value)
+            return all(isinstance(item, torch.Tensor | None) for item in value)
         return isinstance(value, torch.Tensor | Mapping)
 
     return _layers_together(
@@ -202,9 +207,11 @@ def _from_torch(tensor: Any, what: str) -> Array:
             "holds lists of lists, as `generate` returns them, step by step; "
             "save those of one forward pass"
         )
+    if tensor is None:
+        raise InputError(f"is no attention: {what} is None; {EAGER}")
     if not isinstance(tensor, torch.Tensor):
-        kind = "None" if tensor is None else f"a {type(tensor).__name__}"
-        raise InputError(f"is no attention: {what} is {printable(kind)}; a tensor is expected")
+        kind = printable(type(tensor).__name__)
+        raise InputError(f"is no attention: {what} is a {kind}; a tensor is expected")
     if tensor.layout is not torch.strided or tensor.is_quantized or tensor.is_meta:
         raise InputError(f"is no attention: {what} is no dense tensor of numbers")
     if tensor.numel() * tensor.element_size() > tensor.untyped_storage().nbytes():
