@@ -164,19 +164,19 @@ def from_weights(
     )
     if inputs is None:
         inputs = embedded(weights.load_embedding(), queries, keys, recorder)
-    place = weights.found[0].place if n == 1 else ""
+    return run_layers(layers, inputs, queries, source, rules, recorder, **facts_of(weights))
+
+
+def facts_of(weights: Weights) -> dict[str, Any]:
+    """The fields of a result that say what ran."""
+    place = weights.found[0].place if len(weights.found) == 1 else ""
     where = f" at {place}" if place else ""
-    return run_layers(
-        layers,
-        inputs,
-        queries,
-        source,
-        rules,
-        recorder,
-        config={name: value for name, value in config.as_dict().items() if name != "seed"},
-        source=f"weights of {printable(weights.file.path.name)}, {weights.layout}{where}",
-        trained=True,
-    )
+    config = weights.config.as_dict()
+    return {
+        "config": {name: value for name, value in config.items() if name != "seed"},
+        "source": f"weights of {printable(weights.file.path.name)}, {weights.layout}{where}",
+        "trained": True,
+    }
 
 
 def steps_of(
@@ -250,7 +250,7 @@ def _own_configs(file: WeightFile, found: Sequence[Found]) -> list[AttentionConf
         values = value if isinstance(value, list) else [value]
         configs = [AttentionConfig.from_dict(each) for each in values]
     except (ValueError, RecursionError, ConfigError) as error:
-        reason = printable(error)
+        reason = printable(error, 300)
         raise InputError(f"{file.shown}: its metadata attnviz.layer is wrong: {reason}") from None
     numbers = [each.prefix.rstrip(".").rpartition(".")[2] for each in found]
     if len(configs) > 1 and all(number.isdigit() for number in numbers):

@@ -130,7 +130,7 @@ OURS = Layout(
 LAYOUTS = (
     OURS,
     Layout(  # of the tutorials after graykode's; their W_O was made in forward, and not saved
-        "W_Q, W_K, W_V",
+        "W_Q W_K W_V",
         _linear(
             w_q="W_Q", w_k="W_K", w_v="W_V", w_o="W_O|linear|fc", norm="layer_norm|norm|layernorm"
         ),
@@ -503,7 +503,7 @@ def _difference(found: Found) -> str:
         if names
     ]
     at = f" at {printable(found.place, 60)}" if found.prefix else ""
-    return f"the nearest is {found.layout.name}'s{at}: {'; '.join(parts)}"
+    return f"the nearest is that of {found.layout.name}{at}: {'; '.join(parts)}"
 
 
 def _nearest(names: Sequence[str]) -> str:
@@ -522,7 +522,7 @@ def _nearest(names: Sequence[str]) -> str:
     _, layout, wanted = max(scores, key=lambda score: score[0])
     missing = [name for name in wanted if name not in names]
     return (
-        f"the nearest is {layout.name}'s: missing {listed(missing)}; "
+        f"the nearest is that of {layout.name}: missing {listed(missing)}; "
         f"the file has {listed(sorted(names, key=_natural))}"
     )
 

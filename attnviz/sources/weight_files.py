@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import pickle
 import re
+import warnings
 import zipfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -167,7 +168,8 @@ def _open_torch(path: Path) -> Opened:
     else:  # the form of before 2020, which is read whole
         require_memory(2 * size, f"is a file of {human_bytes(size)}, which", "save it again")
     try:
-        found = torch.load(path, map_location="cpu", weights_only=True, mmap=is_zip)
+        with warnings.catch_warnings(action="ignore"):  # of a pickle in a form that torch has not
+            found = torch.load(path, map_location="cpu", weights_only=True, mmap=is_zip)
     except pickle.UnpicklingError as error:
         blocked = re.search(r"GLOBAL ([\w.]+)", str(error))
         what = f" ({printable(blocked[1], 60)})" if blocked else ""
@@ -178,9 +180,8 @@ def _open_torch(path: Path) -> Opened:
     except (OSError, MemoryError):
         raise
     except Exception as error:  # whatever a damaged file brings about
-        raise InputError(
-            f"is no file of torch.save, or a damaged one: {_first_line(error)}"
-        ) from None
+        reason = f": {_first_line(error)}" if isinstance(error, RuntimeError) else ""
+        raise InputError(f"is no file of torch.save, or a damaged one{reason}") from None
     tensors = _tensors(found)
     entries = {
         name: Entry(tuple(tensor.shape), str(tensor.dtype).removeprefix("torch."))
