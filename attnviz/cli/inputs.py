@@ -88,8 +88,14 @@ def make_batches(
     """
     from attnviz.sources.from_config import require_run_memory
 
-    lengths, known = text.lengths(flags), text.vocabulary
+    lengths = text.lengths(flags)
     require_run_memory(config, lengths["B"], lengths["Tq"], lengths["Tk"])
+    return make_long_batches(flags, text)
+
+
+def make_long_batches(flags: InputFlags, text: TextInput) -> tuple[Batch, Batch | None]:
+    """The same of texts whose maps are not held whole."""
+    known = text.vocabulary
     queries = batches.make_batch(text.queries, known, flags.pad_to, flags.pad_side)
     if text.keys is None:
         return queries, None

@@ -24,6 +24,7 @@ class Work:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._stage: tuple[str, int | None, int] = ("working", None, 0)
+        self._unit = ""
         self._over = False
         self._bar: tuple[Progress, TaskID] | None = None
         self._timer = threading.Timer(PATIENCE, self._appear)
@@ -34,8 +35,9 @@ class Work:
             self._timer.start()
         return self
 
-    def stage(self, name: str, total: int | None = None) -> None:
-        """Begin a stage of `total` steps (None: unknown)."""
+    def stage(self, name: str, total: int | None = None, unit: str = "") -> None:
+        """Begin a stage of `total` steps (None: unknown); with a `unit`, their rate is shown."""
+        self._unit = unit
         self._update((name, total, 0))
 
     def reach(self, done: int, total: int) -> None:
@@ -64,18 +66,44 @@ class Work:
             self._stage = stage
             if self._bar is not None:
                 name, total, done = stage
-                self._bar[0].update(self._bar[1], description=name, total=total, completed=done)
+                self._bar[0].update(
+                    self._bar[1], description=name, total=total, completed=done, unit=self._unit
+                )
 
     def _appear(self) -> None:
         from rich.console import Console
-        from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+        from rich.progress import (
+            BarColumn,
+            Progress,
+            ProgressColumn,
+            Task,
+            TextColumn,
+            TimeRemainingColumn,
+        )
+        from rich.text import Text
+
+        class Rate(ProgressColumn):
+            """`1.24 G weights/s`, where the steps have a unit."""
+
+            def render(self, task: Task) -> Text:
+                unit = task.fields["unit"]
+                return Text(f"{_short(task.speed)} {unit}/s" if unit and task.speed else "")
 
         name, total, done = self._stage
-        columns = (TextColumn("{task.description}"), BarColumn(), TimeRemainingColumn())
+        columns = (TextColumn("{task.description}"), BarColumn(), TimeRemainingColumn(), Rate())
         bar = Progress(*columns, console=Console(stderr=True), transient=True)
         with self._lock:
             if self._over:  # the work ended while the bar was being made
                 return
-            task = bar.add_task(name, total=total, completed=done)
+            task = bar.add_task(name, total=total, completed=done, unit=self._unit)
             self._bar = (bar, task)
             bar.start()
+
+
+def _short(n: float) -> str:
+    """`n` to three digits, in steps of 1000: 950, 1.24 G."""
+    for unit in ("", " k", " M", " G"):
+        if n < 999.5 or unit == " G":
+            break
+        n /= 1000
+    return f"{n:.3g}{unit}"

@@ -10,14 +10,32 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 from attnviz.cli.facts import Fact, layer_facts, untrained_facts
-from attnviz.cli.inputs import TextInput, make_batches, make_rules, read_sequences
+from attnviz.cli.inputs import (
+    TextInput,
+    make_batches,
+    make_long_batches,
+    make_rules,
+    read_sequences,
+)
 from attnviz.cli.options import InputFlags, LayerFlags, MaskFlags, ModelFlags, SourceFlags
 from attnviz.errors import ConfigError
 
 if TYPE_CHECKING:
     from attnviz.batch import Batch
+    from attnviz.config import AttentionConfig
     from attnviz.masks import Rule
+    from attnviz.sources.long import Each, LongRun, Pooling
     from attnviz.sources.run import Run
+
+
+@dataclass(frozen=True)
+class ComputedLong:
+    """A pass over a long text, whose maps went to `Each`; the rest is as in `Computed`."""
+
+    run: LongRun
+    queries: Batch
+    keys: Batch | None
+    notices: Sequence[str]
 
 
 @dataclass(frozen=True)
@@ -66,7 +84,25 @@ class Source(Protocol):
         """
         ...
 
-    def facts(self, run: Run) -> list[Fact]:
+    def bytes_needed(self, text: TextInput) -> int:
+        """The memory that `compute` takes for this text, with whole maps."""
+        ...
+
+    def compute_long(
+        self,
+        text: TextInput,
+        pooling: Pooling,
+        each: Each,
+        layers: Collection[int] | None = None,
+        progress: Callable[[str], None] | None = None,
+    ) -> ComputedLong:
+        """Run a long text through: `each` is given the queries and keys of each layer in turn.
+
+        `pooling` says what will be made of them, so that memory can be asked for before.
+        """
+        ...
+
+    def facts(self, run: Run | LongRun) -> list[Fact]:
         """What ran, in words: the layer's sizes, and where its numbers come from."""
         ...
 
@@ -124,5 +160,31 @@ class FlagsSource:
         run = from_config(self._config, queries, keys, rules, keep)
         return Computed(run, queries, keys, rules, notices)
 
-    def facts(self, run: Run) -> list[Fact]:  # noqa: ARG002 - the flags have said it all
+    def bytes_needed(self, text: TextInput) -> int:
+        return bytes_of_maps(self._config, text.lengths(self._inputs))
+
+    def compute_long(
+        self,
+        text: TextInput,
+        pooling: Pooling,
+        each: Each,
+        layers: Collection[int] | None = None,  # noqa: ARG002 - there is one
+        progress: Callable[[str], None] | None = None,  # noqa: ARG002
+    ) -> ComputedLong:
+        from attnviz.sources.long import long_from_config
+
+        queries, keys = make_long_batches(self._inputs, text)
+        rules, notices = make_rules(self._masking, queries, keys, self._config.n_heads)
+        run = long_from_config(self._config, queries, keys, rules, pooling, each)
+        return ComputedLong(run, queries, keys, notices)
+
+    def facts(self, run: Run | LongRun) -> list[Fact]:  # noqa: ARG002 - the flags have said it all
         return [*layer_facts(self._config), *untrained_facts(self._config)]
+
+
+def bytes_of_maps(config: AttentionConfig, sizes: dict[str, int], n_layers: int = 1) -> int:
+    """The memory of a run with whole maps of a batch of these sizes, by axis name."""
+    from attnviz.sources.from_config import bytes_of_run
+
+    batch, queries, keys = sizes["B"], sizes["Tq"], sizes["Tk"]
+    return bytes_of_run(config, batch, queries, keys, sizes["V"], n_layers)

@@ -11,9 +11,15 @@ import numpy as np
 
 from attnviz import batch as batches
 from attnviz.cli.facts import Fact, layer_facts, trained_facts
-from attnviz.cli.inputs import TextInput, make_batches, make_rules, read_sequences
+from attnviz.cli.inputs import (
+    TextInput,
+    make_batches,
+    make_long_batches,
+    make_rules,
+    read_sequences,
+)
 from attnviz.cli.options import InputFlags, LayerFlags, MaskFlags, SourceFlags, flags_of
-from attnviz.cli.source import Computed
+from attnviz.cli.source import Computed, ComputedLong, bytes_of_maps
 from attnviz.config import POSITIONS, choice
 from attnviz.errors import ConfigError, InputError, printable, why_unreadable
 from attnviz.npy import read_npy, read_npz
@@ -22,7 +28,9 @@ if TYPE_CHECKING:
     import numpy.typing as npt
     from torch import Tensor
 
-    from attnviz.sources.from_weights import Weights
+    from attnviz.masks import Rule
+    from attnviz.sources.from_weights import Asked, Weights
+    from attnviz.sources.long import Each, LongRun, Pooling
     from attnviz.sources.run import Inputs, Run
     from attnviz.trace import Step
 
@@ -52,20 +60,25 @@ class WeightsSource:
             raise ConfigError("--embeddings and --pad-to both give the length; give one of them")
         choice("--positions", layer.positions, POSITIONS)
         self._inputs, self._masking, self._flags = inputs, masking, flags
-        self.weights = self._open(layer, set(stated))
+        self.asked = self._asked(layer, set(stated))
+        self.weights = self._open()
 
-    def _open(self, layer: LayerFlags, stated: set[str]) -> Weights:
-        from attnviz.sources.from_weights import Asked, open_weights
-        from attnviz.sources.weight_files import open_weight_file
+    def _asked(self, layer: LayerFlags, stated: set[str]) -> Asked:
+        from attnviz.sources.from_weights import Asked
 
-        assert self._flags.weights is not None
-        asked = Asked(
+        return Asked(
             prefix=self._flags.weights_prefix,
             norm_first=self._flags.norm_first,
             zero_attn=self._flags.add_zero_attn,
             **{name: getattr(layer, name) for name in ALLOWED if name in stated},
         )
-        return open_weights(open_weight_file(self._flags.weights), asked)
+
+    def _open(self) -> Weights:
+        from attnviz.sources.from_weights import open_weights
+        from attnviz.sources.weight_files import open_weight_file
+
+        assert self._flags.weights is not None
+        return open_weights(open_weight_file(self._flags.weights), self.asked)
 
     @property
     def n_layers(self) -> int:
@@ -79,7 +92,7 @@ class WeightsSource:
         """The tokens, or names for the vectors of --embeddings."""
         if self._flags.embeddings is not None:
             return self._read_names()
-        return replace(read_sequences(self._inputs), known=self._vocabulary())
+        return replace(read_sequences(self._inputs), known=self.vocabulary())
 
     def compute(
         self,
@@ -95,21 +108,47 @@ class WeightsSource:
         inputs = self._vectors() if self._flags.embeddings is not None else None
         rules, notices = make_rules(self._masking, queries, keys, self.n_heads)
         run = from_weights(weights, queries, keys, rules, keep, inputs)
+        remarks = self._remarks(rules, inputs is None)
+        return Computed(run, queries, keys, rules, [*weights.notices, *notices, *remarks])
+
+    def bytes_needed(self, text: TextInput) -> int:
+        return bytes_of_maps(self.weights.config, text.lengths(self._inputs), self.n_layers)
+
+    def compute_long(
+        self,
+        text: TextInput,
+        pooling: Pooling,
+        each: Each,
+        layers: Collection[int] | None = None,  # noqa: ARG002 - all of them run
+        progress: Callable[[str], None] | None = None,  # noqa: ARG002
+    ) -> ComputedLong:
+        from attnviz.sources.long import long_from_weights
+
+        queries, keys = make_long_batches(self._inputs, text)
+        inputs = self._vectors() if self._flags.embeddings is not None else None
+        rules, notices = make_rules(self._masking, queries, keys, self.n_heads)
+        run = long_from_weights(self.weights, queries, keys, rules, pooling, each, inputs)
+        remarks = self._remarks(rules, inputs is None)
+        return ComputedLong(run, queries, keys, [*self.weights.notices, *notices, *remarks])
+
+    def _remarks(self, rules: Sequence[Rule], embeds: bool) -> list[str]:
+        """What the weights' own model does otherwise."""
+        weights, remarks = self.weights, []
         names = {rule.name.split()[0] for rule in rules} - {"padding"}
         if weights.is_causal and not names:
-            notices.append(
+            remarks.append(
                 f"the model of these weights ({weights.layout}) is causal: "
                 "--causal forbids what it never sees"
             )
-        if weights.number and inputs is None:
+        if weights.number and embeds:
             before = f"{weights.number} layer{'s' * (weights.number > 1)} before it"
-            notices.append(
+            remarks.append(
                 f"layer {weights.number} is given the embedded tokens: the {before} did not run "
                 "(--model runs them all)"
             )
-        return Computed(run, queries, keys, rules, [*weights.notices, *notices])
+        return remarks
 
-    def facts(self, run: Run | None = None) -> list[Fact]:  # noqa: ARG002 - the file says it all
+    def facts(self, run: Run | LongRun | None = None) -> list[Fact]:  # noqa: ARG002 - the file says it all
         weights = self.weights
         name = printable(weights.file.path.name)
         place = weights.found[0].place if self.n_layers == 1 else ""
@@ -129,7 +168,7 @@ class WeightsSource:
 
     # ── tokens ──
 
-    def _vocabulary(self) -> batches.Tokens:
+    def vocabulary(self) -> batches.Tokens:
         """The token of each row of the embedding. Raises `InputError` that says what is missing."""
         weights, given = self.weights, self._inputs.tokenizer
         shown = weights.file.shown

@@ -128,11 +128,25 @@ def require_run_memory(
     vocabulary: int = 0,
     n_layers: int = 1,
 ) -> None:
-    """Raise `InputError` when the run would not fit in memory; nothing has been made yet.
+    """Raise `InputError` when the run would not fit in memory; nothing has been made yet."""
+    require_memory(
+        bytes_of_run(config, batch, queries, keys, vocabulary, n_layers),
+        f"attention for {batch} × {config.n_heads} heads × {queries} queries × {keys} keys, "
+        f"d_model {config.d_model}, in {config.dtype}",
+        "give a shorter text, fewer heads or smaller sizes (attnviz shapes answers for any size)",
+    )
 
-    What is counted is the peak of all tensors that are alive together, on the way from the layer's
-    first parameter to its output.
-    """
+
+def bytes_of_run(
+    config: AttentionConfig,
+    batch: int,
+    queries: int,
+    keys: int,
+    vocabulary: int = 0,
+    n_layers: int = 1,
+) -> int:
+    """The memory of a run with whole maps: the peak of all tensors that are alive together, on the
+    way from the layer's first parameter to its output."""
     item, d_model = DTYPES[config.dtype], config.d_model
     n_q, n_k, cells = batch * queries, batch * keys, batch * config.n_heads * queries * keys
     of_keys, of_values = config.n_heads * config.d_k, config.n_heads * config.d_v
@@ -152,12 +166,7 @@ def require_run_memory(
     # weights and scores, context, merged, projected, residual, output, and their transients
     others = (n_layers - 1) * (cells + layer) * item
     after = 2 * cells * item + projected + n_q * (2 * of_values + 4 * d_model) * item
-    require_memory(
-        others + max(making, held + max(embedding, attending, after)),
-        f"attention for {batch} × {config.n_heads} heads × {queries} queries × {keys} keys, "
-        f"d_model {config.d_model}, in {config.dtype}",
-        "give a shorter text, fewer heads or smaller sizes (attnviz shapes answers for any size)",
-    )
+    return others + max(making, held + max(embedding, attending, after))
 
 
 def _on_device(batch: Batch, config: AttentionConfig) -> tuple[Tensor, Tensor]:

@@ -11,7 +11,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from attnviz.attention import MultiHeadAttention
+from attnviz.attention import Embedding, MultiHeadAttention
 from attnviz.batch import Batch
 from attnviz.config import DTYPES, AttentionConfig
 from attnviz.errors import InputError
@@ -20,7 +20,9 @@ from attnviz.masks import Rule
 from attnviz.pooled import PooledResult, window_result, windows_of
 from attnviz.positions import alibi_slopes
 from attnviz.result import AttentionResult
-from attnviz.sources.run import Inputs
+from attnviz.sources.from_config import embedded, require_device
+from attnviz.sources.from_weights import Weights, facts_of
+from attnviz.sources.run import Inputs, require_fit, sizes_of_run
 from attnviz.streaming import LongAttention, Pooled, context, pool
 from attnviz.streaming.pool import NEAR
 from attnviz.trace import Recorder, Step
@@ -102,6 +104,57 @@ def run_long(
                 x = layer.finish(context(attention, v), x, tap)
     told = {"masks": tuple(rule.name for rule in rules), **facts}
     return LongRun(tuple(recorder.steps), tuple(layers), told)
+
+
+def long_from_config(
+    config: AttentionConfig,
+    queries: Batch,
+    keys: Batch | None,
+    rules: Sequence[Rule],
+    pooling: Pooling,
+    each: Each,
+) -> LongRun:
+    """As `from_config`, for a long text: see `run_long`."""
+    require_device(config.device)
+    source = queries if keys is None else keys
+    require_fit((), queries, source)
+    vocabulary = len(queries.vocabulary)
+    require_long_memory(config, queries, source, pooling, vocabulary=vocabulary)
+    recorder = Recorder(sizes_of_run(config, queries, source, V=vocabulary))
+    return run_long(
+        [MultiHeadAttention(config)],
+        embedded(Embedding(config, vocabulary), queries, keys, recorder),
+        queries,
+        source,
+        rules,
+        recorder,
+        each,
+        config=config.as_dict(),
+        source=f"a layer from flags, untrained, seed {config.seed}",
+        trained=False,
+    )
+
+
+def long_from_weights(
+    weights: Weights,
+    queries: Batch,
+    keys: Batch | None,
+    rules: Sequence[Rule],
+    pooling: Pooling,
+    each: Each,
+    inputs: Inputs | None = None,
+) -> LongRun:
+    """As `from_weights`, for a long text: see `run_long`."""
+    config, source = weights.config, (queries if keys is None else keys)
+    require_fit((), queries, source)
+    n = len(weights.found)
+    require_long_memory(config, queries, source, pooling, n, weights.n_rows)
+    layers = weights.load()
+    sizes = sizes_of_run(config, queries, source, layers[0].extra_keys, V=weights.n_rows)
+    recorder = Recorder(sizes)
+    if inputs is None:
+        inputs = embedded(weights.load_embedding(), queries, keys, recorder)
+    return run_long(layers, inputs, queries, source, rules, recorder, each, **facts_of(weights))
 
 
 class Pooler:
@@ -290,16 +343,14 @@ def _require_blocks(layer: MultiHeadAttention) -> None:
 
 def require_long_memory(
     config: AttentionConfig,
-    sizes: Mapping[str, int],
+    queries: Batch,
+    keys: Batch,
     pooling: Pooling,
     n_layers: int = 1,
     vocabulary: int = 0,
 ) -> None:
-    """Raise `InputError` when a long run would not fit in memory; nothing has been made yet.
-
-    `sizes` has "B", "Tq" and "Tk".
-    """
-    item, batch, n_q, n_k = DTYPES[config.dtype], sizes["B"], sizes["Tq"], sizes["Tk"]
+    """Raise `InputError` when a long run would not fit in memory; nothing has been made yet."""
+    item, batch, n_q, n_k = DTYPES[config.dtype], queries.size, queries.width, keys.width
     layers = n_layers * config.n_parameters * item + config.n_parameters * 8
     table = vocabulary * config.d_model * (8 + item)
     vectors = batch * max(n_q, n_k) * config.d_model * (20 + 4 * item)
