@@ -133,6 +133,11 @@ def test_a_part_of_a_part_keeps_the_numbers_of_its_layers(
     assert load("p.npz").layers == (2,)
     assert "\nL2 H4 " in out
     assert lines[-1] == "Wrote p/: seq0-overview.png … seq0-layer2-head4.png (2 files)"
+    _, out = said(capsys, "p.npz", "-o", "p.html", "-o", "p.svg", "--heads", "4", "--show")
+    assert "\n  L2 H4\n" in out  # the map in the terminal, though the layer is alone
+    assert "layer 2 · head 4" in Path("p.svg").read_text()
+    page = Path("p.html").read_text()
+    assert '"heads":[[2,4]],"namesLayers":true,"layers":1,' in page
     lines, _ = said(capsys, "part.npz", "--layers", "0", code=2)
     assert lines == ["attnviz: --layers 0: the file has layers 1, 2"]
     lines, _ = said(capsys, "part.npz", "--layers", "3", code=2)
