@@ -619,6 +619,7 @@ class LongFlags(WindowFlags):
 
 
 GROUPS = (
+    FlagGroup,
     WindowFlags,
     InputFlags,
     LayerFlags,

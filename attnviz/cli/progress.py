@@ -40,9 +40,9 @@ class Work:
         self._unit = unit
         self._update((name, total, 0))
 
-    def reach(self, done: int, total: int) -> None:
-        """`done` of `total` steps of the stage are done."""
-        self._update((self._stage[0], total, done))
+    def reach(self, done: int, total: int, name: str | None = None) -> None:
+        """`done` of `total` steps of the stage are done; `name` is what it is called from now on."""
+        self._update((self._stage[0] if name is None else name, total, done))
 
     def advance(self, *_: object) -> None:
         """One step of the stage is done."""
