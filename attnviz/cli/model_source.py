@@ -44,8 +44,8 @@ class ModelSource:
         choice("--dtype", layer.dtype, tuple(DTYPES))
         self._inputs, self._layer, self._flags = inputs, layer, flags
 
-        from attnviz.sources.from_pretrained import choose_tower, layer_numbers, n_heads
         from attnviz.sources.loading import choose_device, outline_model
+        from attnviz.sources.towers import choose_tower, layer_numbers, n_heads
 
         self._device = choose_device(layer.device)
         with Work() as work:
@@ -77,7 +77,8 @@ class ModelSource:
         layers: Collection[int] | None = None,
         progress: Callable[[str], None] | None = None,
     ) -> Computed:
-        from attnviz.sources.from_pretrained import KEEPABLE, run_model
+        from attnviz.sources.from_pretrained import Wanted, run_model
+        from attnviz.sources.gathering import KEEPABLE
         from attnviz.sources.loading import load_model
 
         loaded = load_model(
@@ -86,17 +87,16 @@ class ModelSource:
         if progress is not None:
             progress("computing attention")
         notices: list[str] = []
-        done = run_model(
-            loaded,
-            [" ".join(pieces) for pieces in text.queries],
-            self.tower,
-            layers,
-            [name for name in keep if name in KEEPABLE],
-            keys=None if text.keys is None else [" ".join(pieces) for pieces in text.keys],
+        wanted = Wanted(
+            attention=self.tower,
+            layers=layers,
+            keep=[name for name in keep if name in KEEPABLE],
             max_len=self._flags.max_len,
             pad_side=self._inputs.pad_side,
-            say=notices.append,
         )
+        texts = [" ".join(pieces) for pieces in text.queries]
+        keys = None if text.keys is None else [" ".join(pieces) for pieces in text.keys]
+        done = run_model(loaded, texts, keys, wanted, notices.append)
         return Computed(done.run, done.queries, done.keys, (), notices)
 
     def facts(self, run: Run) -> list[Fact]:

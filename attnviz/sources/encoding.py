@@ -12,6 +12,9 @@ import numpy.typing as npt
 from attnviz.batch import PAD, Batch, Tokens, positions_of, real_places
 from attnviz.errors import InputError, printable
 
+Spans = tuple[tuple[int, int], ...]
+"""For each token, the characters (start, end) of its text that it stands for; (0, 0) for none."""
+
 Say = Callable[[str], None]
 """Called with a remark for the person."""
 
@@ -21,14 +24,13 @@ class Encoded:
     """Token sequences of a model, not padded yet.
 
     For each text: `ids`, the tokens as the tokenizer writes them (`raw`: `Ġworld`, `##ing`), the
-    characters `spans[i] = (start, end)` of the text that a token stands for ((0, 0) for none),
-    whether it is `special`, and its segment (`types`).
+    `spans` of the text that they stand for, whether they are `special`, their segment (`types`).
     """
 
     texts: tuple[str, ...]
     ids: tuple[tuple[int, ...], ...]
     raw: tuple[Tokens, ...]
-    spans: tuple[tuple[tuple[int, int], ...], ...]
+    spans: tuple[Spans, ...]
     special: tuple[tuple[bool, ...], ...]
     types: tuple[tuple[int, ...], ...]
     pad_id: int
@@ -65,7 +67,6 @@ class Encoded:
 def encode(
     tokenizer: Any,
     texts: Sequence[str],
-    *,
     max_len: int | None = None,
     pad_side: str | None = None,
     say: Say = lambda _: None,
@@ -84,7 +85,7 @@ def encode(
     if not any(cut["input_ids"] for cut in cuts):
         raise InputError("there are no tokens: every text is empty; give a text")
     ids = [tuple(cut["input_ids"]) for cut in cuts]
-    known = set(tokenizer.all_special_ids)
+    known = special_ids(tokenizer)
     pad_id = tokenizer.pad_token_id
     return Encoded(
         texts=tuple(texts),
@@ -112,6 +113,11 @@ def _encode(tokenizer: Any, text: str, max_len: int | None) -> Any:
         return tokenizer(text, verbose=False, **wanted)
     except Exception as error:  # tokenizers raise what they like
         raise InputError(f"the model's tokenizer fails: {printable(error)}") from None
+
+
+def special_ids(tokenizer: Any) -> set[int]:
+    """Ids of tokens that stand for no text: `[CLS]`, `</s>`; that of unknown words is none."""
+    return set(tokenizer.all_special_ids) - {tokenizer.unk_token_id}
 
 
 def shifted_right(encoded: Encoded, start: int, end: int | None, raw_start: str) -> Encoded:

@@ -1,14 +1,13 @@
-"""Attention of a pretrained model on texts: one forward pass, watched."""
+"""Attention of a pretrained model on texts: one forward pass, watched, or a text gone on with."""
 
 from __future__ import annotations
 
 import inspect
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
@@ -17,21 +16,53 @@ from attnviz.config import choice
 from attnviz.errors import ConfigError, InputError, printable
 from attnviz.machine import require_memory
 from attnviz.result import AttentionResult, from_batches
-from attnviz.sources.attention_modules import places
 from attnviz.sources.capturing import TAPS, Call, capture
 from attnviz.sources.encoding import Encoded, Say, encode, shifted_right
+from attnviz.sources.gathering import KEEPABLE, SCORES, kept, maps, mask_names, remarks
+from attnviz.sources.generating import Writing, side_by_side, write
 from attnviz.sources.loading import LoadedModel, load_model
+from attnviz.sources.regrouping import regrouped
 from attnviz.sources.run import Run
-from attnviz.sources.subwords import readable
+from attnviz.sources.subwords import group_labels, readable, respelled, word_groups
+from attnviz.sources.towers import choose_layers, choose_tower, n_heads, tower_names
 
-SCORES = ("products", "scores", "position_bias", "biased")
-"""Computed again from the q, k, scale and bias that were captured; checked against the weights."""
 
-KEEPABLE = (*TAPS, *SCORES)
-"""What a run of a model can keep."""
+@dataclass(frozen=True)
+class Wanted:
+    """What of a model's attention is wanted, and how it is shown; see `from_pretrained`."""
 
-BEYOND_ROUNDING = 1e-3
-"""A row that sums to less than 1 by more than this has lost something to a sink."""
+    attention: str | None = None
+    layers: Collection[int] | None = None
+    keep: Collection[str] = ()
+    max_len: int | None = None
+    pad_side: str | None = None
+    words: bool = False
+    hide_special: bool = False
+    raw_tokens: bool = False
+    writing: Writing | None = None
+
+    def __post_init__(self) -> None:
+        for name in self.keep:
+            choice("--keep", name, KEEPABLE)
+        changed = "--words" if self.words else "--hide-special" if self.hide_special else None
+        if self.keep and changed:
+            raise ConfigError(f"--keep and {changed}: what is kept has a row for each token")
+        if self.keep and self.writing is not None:
+            raise ConfigError("--keep and --generate: nothing but weights is kept of the steps")
+
+
+@dataclass(frozen=True)
+class ModelRun:
+    """A run with the batches that it ran on; `keys` is None where queries look at themselves.
+
+    `n_prompt` are the tokens of each query text that were given, the others were written; () where
+    nothing was.
+    """
+
+    run: Run
+    queries: Batch
+    keys: Batch | None
+    n_prompt: tuple[int, ...] = ()
 
 
 def from_pretrained(
@@ -44,6 +75,12 @@ def from_pretrained(
     keep: Collection[str] = (),
     max_len: int | None = None,
     pad_side: str | None = None,
+    words: bool = False,
+    hide_special: bool = False,
+    raw_tokens: bool = False,
+    generate: int | None = None,
+    temperature: float = 0.0,
+    seed: int = 0,
     say: Say = lambda _: None,
 ) -> Run:
     """Run `texts` through a model as one padded batch, and return what its layers attended to.
@@ -51,159 +88,137 @@ def from_pretrained(
     Args:
         model: a `LoadedModel`, or what `load_model` takes.
         texts: those of the queries. For `attention` "decoder" or "cross" of an encoder–decoder
-            they are what the decoder writes, and `keys` what its encoder reads.
+            they are what the decoder writes, and `keys` what its encoder reads; with `generate`
+            they are what the encoder reads.
         attention: which tower: encoder, decoder, cross, text. May be left out where there is one;
             an encoder–decoder shows its encoder, or its cross attention where `keys` are given.
         layers: which layers to keep, numbers from 0; None keeps all. The others take no memory.
         keep: names of `KEEPABLE` whose tensors go into the result.
         max_len: cut longer texts to this many tokens.
         pad_side: the tokenizer's own side when left out.
+        words: merge the pieces of words: columns summed, rows averaged (Clark et al. 2019).
+        hide_special: leave the special tokens out; rows then sum to less than 1.
+        raw_tokens: name tokens as the tokenizer writes them (`Ġworld`), not decoded (`world`).
+        generate: go on with each text by this many tokens, and show prompt and answer in one map.
+        temperature, seed: of `generate`; temperature 0 takes the likeliest token each time.
         say: called with remarks for the person.
 
     Rows that may look at nothing are zeros; rows of padding mean nothing. A row sums to less than
     1 where the model has sinks, which is said and never made up for.
 
     Raises:
-        InputError: no tokenizer, texts too long, no such tower or layer, layers whose maps differ
-            in size, no attention to be seen, or too little memory for it; in one line each.
+        ConfigError: no such tower or layer, or options that do not go together.
+        InputError: no tokenizer, texts too long, layers whose maps differ in size, no attention to
+            be seen, or too little memory for it; each in one line.
     """
-    loaded = model if isinstance(model, LoadedModel) else load_model(model)
-    return run_model(
-        loaded,
-        texts,
-        attention,
-        layers,
-        keep,
-        keys=keys,
-        max_len=max_len,
-        pad_side=pad_side,
-        say=say,
-    ).run
-
-
-@dataclass(frozen=True)
-class ModelRun:
-    """A run with the batches that it ran on; `keys` is None where queries look at themselves."""
-
-    run: Run
-    queries: Batch
-    keys: Batch | None
+    writing = None if generate is None else Writing(generate, temperature, seed)
+    wanted = Wanted(
+        attention, layers, keep, max_len, pad_side, words, hide_special, raw_tokens, writing
+    )
+    if not isinstance(model, LoadedModel):
+        model = load_model(model, generates=writing is not None)
+    return run_model(model, texts, keys, wanted, say).run
 
 
 def run_model(
     loaded: LoadedModel,
     texts: Sequence[str],
-    attention: str | None = None,
-    layers: Collection[int] | None = None,
-    keep: Collection[str] = (),
-    *,
     keys: Sequence[str] | None = None,
-    max_len: int | None = None,
-    pad_side: str | None = None,
+    wanted: Wanted = Wanted(),
     say: Say = lambda _: None,
 ) -> ModelRun:
     """What `from_pretrained` does, with the batches beside the run."""
-    for name in keep:
-        choice("--keep", name, KEEPABLE)
-    tower = choose_tower(loaded.network, loaded.source, attention, keys is not None)
-    numbers = choose_layers(loaded.network, tower, layers)
-    queries, others = _encoded(loaded, tower, texts, keys, max_len, pad_side, say)
-    require_maps(loaded.network, tower, len(numbers), queries, others or queries)
-    taps = set(keep) & set(TAPS) | ({"q", "k"} if set(keep) & set(SCORES) else set())
-    try:
-        with torch.no_grad(), capture(loaded.network, numbers, taps, [tower], True) as captured:
-            _forward(loaded, tower, queries, others, say)
-    except RuntimeError as error:
-        if "memory" in str(error).lower():
-            raise InputError(f"{loaded.source}: out of memory; give shorter texts") from None
-        raise
-    calls = captured.of(tower)
-    others = others if tower == "cross" else None
+    if loaded.tokenizer is None:
+        raise InputError(f"{loaded.source} has no tokenizer that could be read")
+    if wanted.writing is not None:
+        seen = _written(loaded, texts, keys, wanted, say)
+    else:
+        seen = _read(loaded, texts, keys, wanted, say)
+    queries, others = seen.queries, seen.keys if seen.tower == "cross" else None
     source = queries if others is None else others
-    of_queries = queries.batch(readable(loaded.tokenizer, queries))
-    of_keys = None if others is None else others.batch(readable(loaded.tokenizer, others))
+    of_queries = queries.batch(_tokens(loaded, queries, wanted))
+    of_keys = None if others is None else others.batch(_tokens(loaded, others, wanted))
+    attention, allowed = maps(seen.calls)
     result = from_batches(
-        *_maps(calls),
+        attention,
+        allowed,
         of_queries,
         of_queries if of_keys is None else of_keys,
-        masks=mask_names(calls, queries, source, tower),
+        masks=mask_names(seen.calls, queries.valid, source.valid, seen.tower),
         config={
             "model": loaded.name,
             "model_type": loaded.config.model_type,
-            "attention": tower,
-            "dtype": str(calls[0].weights.dtype).removeprefix("torch."),
-            "raw_query_tokens": [list(row) for row in queries.raw],
-            "raw_key_tokens": [list(row) for row in source.raw],
+            "attention": seen.tower,
+            "dtype": str(seen.calls[0].weights.dtype).removeprefix("torch."),
+            **({"n_prompt": list(seen.n_prompt)} if seen.n_prompt else {}),
         },
-        source=f"{loaded.name}, {tower}",
-        layers=tuple(call.layer for call in calls),
-        kept=_kept(calls, keep),
+        source=f"{loaded.name}, {seen.tower}",
+        layers=tuple(call.layer for call in seen.calls),
+        kept=kept(seen.calls, wanted.keep),
     )
     for remark in remarks(result):
         say(remark)
-    return ModelRun(Run(result, calls[0].steps), of_queries, of_keys)
-
-
-# ── which attention ──────────────────────────────────────────────────────────────────────────
-
-
-def choose_tower(network: nn.Module, shown: str, wanted: str | None, has_keys: bool) -> str:
-    """The tower whose attention is meant; "" stands for the only one of a model."""
-    towers = list(dict.fromkeys(place.tower for place in places(network).values()))
-    if not towers:
-        raise InputError(f"{shown} has no attention that transformers or torch knows")
-    alone = len(towers) == 1
-    if wanted is None:
-        if alone:
-            return towers[0] or _name_alone(network)
-        for default in ("cross" if has_keys else "encoder", "encoder", "text"):
-            if default in towers:
-                return default
-        return towers[0]
-    if alone and not towers[0]:
-        towers = [_name_alone(network)]
-    if wanted not in towers:
-        raise ConfigError(
-            f"--attention {printable(wanted)}: {shown} has {', '.join(t or 'one' for t in towers)}"
-        )
-    return wanted
-
-
-def _name_alone(network: nn.Module) -> str:
-    """encoder or decoder, as the family's own classes tell it."""
-    first = next(iter(places(network)))
-    causal = getattr(first, "is_causal", None)
-    if isinstance(causal, bool):
-        return "decoder" if causal else "encoder"
-    return "decoder" if getattr(type(network), "_can_generate", None) else "encoder"
-
-
-def choose_layers(
-    network: nn.Module, tower: str, wanted: Collection[int] | None
-) -> tuple[int, ...]:
-    """The numbers of the layers to keep. Raises `ConfigError` for one that is not there."""
-    known = layer_numbers(network, tower)
-    if wanted is None:
-        return known
-    for number in wanted:
-        if number not in known:
-            there = f"{known[0]} to {known[-1]}" if len(known) > 1 else f"{known[0]}"
-            raise ConfigError(f"--layers {number}: there are {len(known)} layers, {there}")
-    return tuple(sorted(set(wanted)))
-
-
-def layer_numbers(network: nn.Module, tower: str) -> tuple[int, ...]:
-    """The numbers of a tower's layers."""
-    found = places(network)
-    members = {m: place for m, place in found.items() if place.tower in (tower, "")}
-    numbers = [place.layer for place in members.values()]
-    if None in numbers:  # layers share modules
-        config: Any = next(iter(members)).config
-        return tuple(range(config.num_hidden_layers))
-    return tuple(number for number in numbers if number is not None)
+    if wanted.words or wanted.hide_special:
+        result = _grouped(result, queries, source, wanted)
+        for remark in _hidden(queries, source, wanted):
+            say(remark)
+    return ModelRun(Run(result, seen.calls[0].steps), of_queries, of_keys, seen.n_prompt)
 
 
 # ── running ──────────────────────────────────────────────────────────────────────────────────
+
+
+@dataclass(frozen=True)
+class _Seen:
+    """What one tower did, layer by layer. `keys` are the encoder's, of an encoder–decoder."""
+
+    tower: str
+    calls: Sequence[Call]
+    queries: Encoded
+    keys: Encoded | None
+    n_prompt: tuple[int, ...] = field(default=())
+
+
+def _read(
+    loaded: LoadedModel, texts: Sequence[str], keys: Sequence[str] | None, wanted: Wanted, say: Say
+) -> _Seen:
+    """One forward pass over all texts."""
+    tower = choose_tower(loaded.network, loaded.source, wanted.attention, keys is not None)
+    numbers = choose_layers(loaded.network, tower, wanted.layers)
+    queries, others = _encoded(loaded, tower, texts, keys, wanted, say)
+    source = others if others is not None and tower == "cross" else queries
+    _require_maps(loaded.network, tower, len(numbers), len(texts), queries.width, source.width)
+    taps = set(wanted.keep) & set(TAPS) | ({"q", "k"} if set(wanted.keep) & set(SCORES) else set())
+    known = tower_names(loaded.network)
+    only = [tower] if len(known) > 1 else None
+    with torch.no_grad(), capture(loaded.network, numbers, taps, only, trace=True) as captured:
+        _forward(loaded, tower, queries, others, say)
+    if only is None:  # its mask tells what it is
+        tower = captured.towers[0]
+    return _Seen(tower, captured.of(tower), queries, others)
+
+
+def _written(
+    loaded: LoadedModel, texts: Sequence[str], keys: Sequence[str] | None, wanted: Wanted, say: Say
+) -> _Seen:
+    """Each text by itself, gone on with; then all maps side by side, padded on the right."""
+    assert wanted.writing is not None
+    if keys is not None:
+        raise ConfigError("--keys and --generate: the model writes the queries; give it TEXT alone")
+    both = bool(getattr(loaded.config, "is_encoder_decoder", False))
+    tower = choose_tower(loaded.network, loaded.source, wanted.attention, both)
+    if tower not in ("decoder", "cross"):
+        raise ConfigError(f"--generate: {loaded.source} shows its {tower}, which writes nothing")
+    numbers = choose_layers(loaded.network, tower, wanted.layers)
+    given = _checked(loaded, texts, replace(wanted, pad_side="right"), say)
+    longest = given.width + (0 if both else wanted.writing.n_tokens)
+    rows = wanted.writing.n_tokens + 1 if both else longest
+    _require_maps(loaded.network, tower, len(numbers), len(texts), rows, longest)
+    done = [write(loaded, tower, ids, numbers, wanted.writing) for ids in given.ids]
+    calls = side_by_side([one.calls for one in done])
+    queries = respelled(loaded.tokenizer, [one.ids for one in done], "right")
+    n_prompt = tuple(one.n_prompt for one in done)
+    return _Seen(tower, calls, queries, given if both else None, n_prompt)
 
 
 def _encoded(
@@ -211,58 +226,54 @@ def _encoded(
     tower: str,
     texts: Sequence[str],
     keys: Sequence[str] | None,
-    max_len: int | None,
-    pad_side: str | None,
+    wanted: Wanted,
     say: Say,
 ) -> tuple[Encoded, Encoded | None]:
     """The queries' texts and, where a decoder looks at an encoder, the encoder's."""
-    if loaded.tokenizer is None:
-        raise InputError(f"{loaded.source} has no tokenizer that could be read")
-    how: dict[str, Any] = {"max_len": max_len, "pad_side": pad_side, "say": say}
     both = getattr(loaded.config, "is_encoder_decoder", False)
     reads = both and tower in ("decoder", "cross")
-    if keys is not None and not reads:
-        raise ConfigError(f"--keys: the {tower} of {loaded.source} looks at its own text alone")
-    queries = encode(loaded.tokenizer, texts, **how)
-    others = None
-    if reads:
-        if keys is None:
-            raise ConfigError(
-                f"--attention {tower}: {loaded.source} needs a text for its encoder as well, "
-                "with --keys; TEXT is what the decoder writes"
-            )
-        if len(keys) == 1:
-            keys = list(keys) * len(texts)
-        if len(keys) != len(texts):
-            raise InputError(f"there are {len(texts)} texts and {len(keys)} --keys")
-        others = encode(loaded.tokenizer, keys, **how)
-        start = loaded.config.decoder_start_token_id
-        start = loaded.tokenizer.bos_token_id if start is None else start
-        word = str(loaded.tokenizer.convert_ids_to_tokens(start))
-        queries = shifted_right(queries, start, loaded.tokenizer.eos_token_id, word)
-    for encoded in [queries] if others is None else [queries, others]:
-        _require_short(loaded, encoded, say)
-    return queries, others
-
-
-def _require_short(loaded: LoadedModel, encoded: Encoded, say: Say) -> None:
-    """Refuse texts longer than the positions that a model has learned; remark on others."""
-    longest = getattr(loaded.config, "max_position_embeddings", None)
-    own = loaded.tokenizer.model_max_length
-    if own < 10**9:
-        longest = own if longest is None else min(own, longest)
-    if longest is None or encoded.width <= longest:
-        return
-    at = int(encoded.lengths.argmax())
-    if learned_positions(loaded.network):
-        raise InputError(
-            f"sequence {at} has {encoded.width:,} tokens, and {loaded.source} has learned "
-            f"{longest:,} positions; --max-len {longest} cuts it"
+    if not reads:
+        if keys is not None:
+            raise ConfigError(f"--keys: the {tower} of {loaded.source} looks at its own text alone")
+        return _checked(loaded, texts, wanted, say), None
+    if keys is None:
+        raise ConfigError(
+            f"--attention {tower}: {loaded.source} needs a text for its encoder as well: give it "
+            "with --keys (TEXT is what the decoder writes), or let it write with --generate"
         )
-    say(f"sequence {at} has {encoded.width:,} tokens, more than the {longest:,} it was made for")
+    if len(keys) not in (1, len(texts)):
+        raise InputError(f"there are {len(texts)} texts and {len(keys)} --keys; give as many, or 1")
+    keys = list(keys) * (len(texts) // len(keys))
+    tokenizer = loaded.tokenizer
+    start = loaded.config.decoder_start_token_id
+    start = tokenizer.bos_token_id if start is None else start
+    queries = encode(tokenizer, texts, wanted.max_len, wanted.pad_side, say)
+    name = str(tokenizer.convert_ids_to_tokens(start))
+    shifted = shifted_right(queries, start, tokenizer.eos_token_id, name)
+    return shifted, _checked(loaded, keys, wanted, say)
 
 
-def learned_positions(network: nn.Module) -> bool:
+def _checked(loaded: LoadedModel, texts: Sequence[str], wanted: Wanted, say: Say) -> Encoded:
+    """Encoded texts. Raises `InputError` where one has more tokens than positions were learned."""
+    encoded = encode(loaded.tokenizer, texts, wanted.max_len, wanted.pad_side, say)
+    known = (
+        getattr(loaded.config, "max_position_embeddings", None),
+        loaded.tokenizer.model_max_length,
+    )
+    longest = min((n for n in known if n is not None and n < 10**9), default=encoded.width)
+    if encoded.width > longest:
+        at = int(encoded.lengths.argmax())
+        has = f"sequence {at} has {encoded.width:,} tokens"
+        if learns_positions(loaded.network):
+            raise InputError(
+                f"{has}, and {loaded.source} has learned {longest:,} positions; "
+                f"--max-len {longest} cuts it"
+            )
+        say(f"{has}, more than the {longest:,} that {loaded.source} was made for")
+    return encoded
+
+
+def learns_positions(network: nn.Module) -> bool:
     """Whether the model has a table with a row for each position."""
     names = ("position_embedding", "embed_position", "wpe", "pos_embed")
     return any(
@@ -271,45 +282,30 @@ def learned_positions(network: nn.Module) -> bool:
     )
 
 
-def require_maps(
-    network: nn.Module, tower: str, layers: int, queries: Encoded, keys: Encoded
+def _require_maps(
+    network: nn.Module, tower: str, layers: int, batch: int, queries: int, keys: int
 ) -> None:
     """Raise `InputError` when the maps would not fit in memory."""
     heads = n_heads(network, tower)
-    source = keys if tower == "cross" else queries
-    cells = len(queries.ids) * queries.width * source.width
-    item = next(iter(network.parameters())).element_size()
+    cells = batch * queries * keys
+    item = max(4, next(iter(network.parameters())).element_size())
     # the maps that are kept with their masks; the scores and weights of one layer, several times
-    needed = layers * cells * (heads * max(item, 4) + 1) + 4 * cells * heads * max(item, 4)
     require_memory(
-        needed,
-        f"attention for {len(queries.ids)} × {layers} layers × {heads} heads × "
-        f"{queries.width} queries × {source.width} keys",
+        layers * cells * (heads * item + 1) + 4 * cells * heads * item,
+        f"attention for {batch} × {layers} layers × {heads} heads × {queries} queries × "
+        f"{keys} keys",
         "keep fewer layers with --layers, or cut the text with --max-len",
     )
-
-
-def n_heads(network: nn.Module, tower: str) -> int:
-    """Query heads of a tower's first layer."""
-    names = ("num_heads", "num_attention_heads", "n_heads", "n_head")
-    found = places(network)
-    module = next(m for m, place in found.items() if place.tower in (tower, ""))
-    for owner in (module, getattr(module, "config", None), getattr(network, "config", None)):
-        for name in names:
-            value = getattr(owner, name, None)
-            if isinstance(value, int):
-                return value
-    raise InputError(f"{type(network).__name__} does not say how many heads it has")
 
 
 def _forward(
     loaded: LoadedModel, tower: str, queries: Encoded, others: Encoded | None, say: Say
 ) -> None:
+    """Run the part of the model that holds the tower."""
     network = loaded.network
     if others is not None:
         given = _inputs(loaded, network, others, say)
-        decoder = _inputs(loaded, network, queries, say, "decoder_")
-        network(**given, **decoder, use_cache=False)
+        network(**given, **_inputs(loaded, network, queries, say, "decoder_"), use_cache=False)
     elif getattr(loaded.config, "is_encoder_decoder", False):
         encoder = network.get_encoder()
         encoder(**_inputs(loaded, encoder, queries, say))
@@ -324,19 +320,20 @@ def _forward(
 def _inputs(
     loaded: LoadedModel, target: Any, encoded: Encoded, say: Say, prefix: str = ""
 ) -> dict[str, Tensor]:
-    """What `target` takes of: ids, mask, segments, and positions where padding would shift them."""
+    """What `target` takes: ids, mask, segments, and positions where padding would shift them."""
     accepts = inspect.signature(getattr(target, "forward", target)).parameters
     valid = encoded.valid
     arrays = {
         "input_ids": encoded.padded(encoded.ids, encoded.pad_id),
         "attention_mask": valid.astype(np.int64),
     }
-    if not prefix and "token_type_ids" in accepts and "token_type_ids" in _names(loaded.tokenizer):
+    segments = "token_type_ids" in getattr(loaded.tokenizer, "model_input_names", ())
+    if segments and not prefix and "token_type_ids" in accepts:
         arrays["token_type_ids"] = encoded.padded(encoded.types, 0)
     if encoded.pad_side == "left" and not valid.all():
         if prefix + "position_ids" in accepts:
             arrays["position_ids"] = np.maximum(valid.cumsum(1) - 1, 0)
-        elif learned_positions(loaded.network):
+        elif learns_positions(loaded.network):
             say(
                 f"{loaded.source} counts positions from the padding on the left; --pad-side right "
                 "gives each text the positions that it has alone"
@@ -346,147 +343,47 @@ def _inputs(
     }
 
 
-def _names(tokenizer: Any) -> Collection[str]:
-    return tuple(getattr(tokenizer, "model_input_names", ()))
+# ── how it is shown ──────────────────────────────────────────────────────────────────────────
 
 
-# ── what came of it ──────────────────────────────────────────────────────────────────────────
+def _tokens(loaded: LoadedModel, encoded: Encoded, wanted: Wanted) -> Sequence[tuple[str, ...]]:
+    return encoded.raw if wanted.raw_tokens else readable(loaded.tokenizer, encoded)
 
 
-def _maps(calls: Sequence[Call]) -> tuple[npt.NDArray[Any], npt.NDArray[np.bool_]]:
-    """Weights `[L B H Tq Tk]`, 0 where forbidden, and masks `[L B 1|H Tq Tk]` of some layers."""
-    _require_alike(calls)
-    shape = (len(calls), *calls[0].weights.shape)
-    batch, _, queries, keys = shape[1:]
-    masks = []
-    for call in calls:
-        mask = np.ones((1, 1, 1, 1), bool) if call.allowed is None else call.allowed.numpy()
-        masks.append(np.broadcast_to(mask, (batch, mask.shape[1], queries, keys)))
-    if all(np.array_equal(mask, masks[0]) for mask in masks[1:]):
-        allowed = np.broadcast_to(masks[0], (len(calls), *masks[0].shape))
-    else:
-        heads = max(mask.shape[1] for mask in masks)
-        allowed = np.stack([np.broadcast_to(m, (batch, heads, queries, keys)) for m in masks])
-    exact = calls[0].weights.dtype is torch.float64
-    attention = np.empty(shape, np.float64 if exact else np.float32)
-    for i, call in enumerate(calls):
-        attention[i] = (call.weights if exact else call.weights.float()).numpy()
-        attention[i][~np.broadcast_to(allowed[i], shape[1:])] = 0
-    return attention, allowed
+def _grouped(
+    result: AttentionResult, queries: Encoded, keys: Encoded, wanted: Wanted
+) -> AttentionResult:
+    """Words in place of their pieces, and no special tokens, as it is wanted."""
+    sides = []
+    for encoded, tokens in ((queries, result.query_tokens), (keys, result.key_tokens)):
+        groups, labels = [], []
+        for i, valid in enumerate(encoded.valid):
+            own = [token for token, real in zip(tokens[i], valid, strict=True) if real]
+            text, spans, special = encoded.texts[i], encoded.spans[i], encoded.special[i]
+            found = word_groups(text, spans) if wanted.words else [[n] for n in range(len(own))]
+            if wanted.hide_special:
+                found = [group for group in found if not any(special[n] for n in group)]
+            groups.append(found)
+            labels.append(group_labels(found, own, text, spans))
+        if not any(groups):
+            raise InputError("--hide-special leaves no token: all of them are special")
+        sides += [groups, labels]
+    return regrouped(result, *sides)
 
 
-def _require_alike(calls: Sequence[Call]) -> None:
-    """Raise `InputError` where maps of different sizes cannot stand in one result."""
-    shapes: dict[tuple[int, ...], list[int]] = {}
-    for call in calls:
-        shapes.setdefault(tuple(call.weights.shape), []).append(call.layer)
-    if len(shapes) > 1:
-        groups = "; ".join(
-            f"{','.join(map(str, group))} have [B H Tq Tk] = {list(shape)}"
-            for shape, group in shapes.items()
-        )
-        first = ",".join(map(str, next(iter(shapes.values()))))
-        raise InputError(f"the layers' maps differ in size: {groups}; --layers {first}, say")
-
-
-def _kept(calls: Sequence[Call], keep: Collection[str]) -> dict[str, npt.NDArray[Any]]:
-    """The tensors that were asked for, `[L B …]`, but those that a family does not have."""
-    found = [{name: _tap(call, name) for name in keep if name in TAPS} for call in calls]
-    if set(keep) & set(SCORES):
-        for tensors, call in zip(found, calls, strict=True):
-            scores = _scores(call)
-            tensors.update({name: scores[name] for name in keep if name in scores})
-    return {
-        name: np.stack([tensors[name].float().numpy() for tensors in found]) for name in found[0]
-    }
-
-
-def _tap(call: Call, name: str) -> Tensor:
-    tensor: Tensor | None = getattr(call, name)
-    if tensor is None:
-        raise InputError(f"{call.name} computes attention in its own code, and shows no {name}")
-    return tensor
-
-
-def _scores(call: Call) -> dict[str, Tensor]:
-    """Each of `SCORES`, `[B H Tq Tk]`, from what was captured: before the mask, as it was added up.
-
-    `scores` are products · scale, and are left out where the scale is 1; `position_bias` and
-    `biased` are there where a bias was added. Raises `InputError` when softmax of these scores is
-    not what the model computed: it does something that was not seen, a cap or a sink.
-    """
-    q, k = _tap(call, "q"), _tap(call, "k")
-    products = q @ k.repeat_interleave(q.shape[1] // k.shape[1], dim=1).transpose(-1, -2)
-    scores = {"products": products}
-    if call.scale != 1 or call.bias is None:
-        scores["scores"] = products * (1.0 if call.scale is None else call.scale)
-    total = scores.get("scores", products)
-    if call.bias is not None:
-        scores["position_bias"] = call.bias.expand_as(products)
-        scores["biased"] = total = total + call.bias
-    forbidden = None if call.allowed is None else ~call.allowed
-    masked = total if forbidden is None else total.masked_fill(forbidden, -torch.inf)
-    weights = call.weights if forbidden is None else call.weights.masked_fill(forbidden, 0)
-    if not torch.allclose(masked.softmax(-1).nan_to_num(), weights, atol=1e-3, rtol=0):
-        raise InputError(
-            f"{call.name} does more to its scores than scale, bias and mask (a cap or a sink, "
-            "say); its weights can be shown, and not explained from q and k"
-        )
-    return scores
-
-
-def mask_names(
-    calls: Sequence[Call], queries: Encoded, keys: Encoded, tower: str
-) -> tuple[str, ...]:
-    """What the masks that ran amount to, in words: causal, window N, padding."""
-    shape = calls[0].weights.shape
-    allowed = [
-        np.ones(shape, bool) if c.allowed is None else np.broadcast_to(c.allowed.numpy(), shape)
-        for c in calls
-    ]
-    names = []
-    at_q = np.cumsum(queries.valid, 1) - 1
-    at_k = np.cumsum(keys.valid, 1) - 1
-    real = queries.valid[:, :, None] & keys.valid[:, None, :]  # B Tq Tk
-    apart = at_q[:, :, None] - at_k[:, None, :]
-    causal = (
-        tower != "cross" and queries.width > 1 and not allowed[..., real & (apart < 0)].any()
-        if False
-        else _never(allowed, real & (apart < 0)) and tower != "cross"
-    )
-    if causal:
-        names.append("causal")
-    windows: dict[int, list[int]] = {}
-    for call, mask in zip(calls, allowed, strict=True):
-        seen = mask.any(1) & real
-        reach = int(np.abs(apart)[seen].max(initial=0)) + 1
-        near = real & (np.abs(apart) < reach) & ((apart >= 0) | (not causal))
-        if reach < queries.width and tower != "cross" and (seen == near).all():
-            windows.setdefault(reach, []).append(call.layer)
-    for reach, where in windows.items():
-        some = "" if len(where) == len(calls) else f" in layers {','.join(map(str, where))}"
-        names.append(f"window {reach}{some}")
-    if not keys.valid.all() and _never(allowed, queries.valid[:, :, None] & ~keys.valid[:, None]):
-        names.append("padding")
-    return tuple(names)
-
-
-def _never(allowed: Sequence[npt.NDArray[np.bool_]], cells: npt.NDArray[np.bool_]) -> bool:
-    """Whether no layer and head allows any of `cells` `[B Tq Tk]`, of which there are some."""
-    return bool(cells.any()) and not any((mask & cells[:, None]).any() for mask in allowed)
-
-
-def remarks(result: AttentionResult) -> list[str]:
-    """What a person should know of these maps: what sinks take."""
-    sees = result.allowed.any(-1) & result.query_valid[:, None]  # L B 1|H Tq
-    lost = 1 - result.attention.sum(-1, dtype=np.float64)
-    lost = np.where(np.broadcast_to(sees, lost.shape), lost, 0.0)
-    count = np.broadcast_to(sees, lost.shape).sum((1, 3)).clip(1)
-    means = lost.sum((1, 3)) / count  # L H
-    if lost.max(initial=0) <= BEYOND_ROUNDING:
-        return []
-    layer, head = np.unravel_index(int(means.argmax()), means.shape)
-    return [
-        f"rows sum to less than 1: learned sinks take the rest, {means.mean():.3f} of a row on the "
-        f"mean, {means.max():.3f} in layer {result.layer_numbers[layer]} head {head}"
-    ]
+def _hidden(queries: Encoded, keys: Encoded, wanted: Wanted) -> list[str]:
+    """What was done to the tokens, in words."""
+    said = []
+    if wanted.words:
+        said.append("--words: attention to the pieces of a word is added up, from them averaged")
+    if wanted.hide_special:
+        names = {
+            t
+            for e in (queries, keys)
+            for raw, s in zip(e.raw, e.special, strict=True)
+            for t, special in zip(raw, s, strict=True)
+            if special
+        }
+        shown = ", ".join(printable(name, 20) for name in sorted(names)) or "none in this text"
+        said.append(f"--hide-special: {shown}; what they got is missing from the rows' sums")
+    return said

@@ -116,7 +116,7 @@ def outline_model(
         progress(f"reading {shown}" if "local" in where else f"asking the hub for {shown}")
     place = where.get("local", where.get("name"))
     patches = _parsed_once(options)
-    with _understood(shown, trust_remote_code), _quiet(), _patched("gguf", patches):
+    with _understood(shown, trust_remote_code), quiet(), _patched("gguf", patches):
         config = transformers.AutoConfig.from_pretrained(place, **options)
         kind = _kind(transformers, config, generates)
         with torch.device("meta"):
@@ -154,7 +154,7 @@ def load_model(
     if progress is not None:
         progress(f"loading {outline.source}, {human_bytes(needed)}")
     patched = partial(_patched, "gguf", outline.origin["patches"])
-    with _understood(outline.source, options["trust_remote_code"]), _quiet(), patched():
+    with _understood(outline.source, options["trust_remote_code"]), quiet(), patched():
         network, report = kind.from_pretrained(
             place,
             config=outline.config,
@@ -164,7 +164,7 @@ def load_model(
         )
     _require_whole(outline.source, network, report)
     network.to(target).eval()
-    with _quiet(), patched():
+    with quiet(), patched():
         tokenizer = _first(("AutoTokenizer",), transformers, place, options)
         processor = _first(
             ("AutoImageProcessor", "AutoFeatureExtractor"), transformers, place, options
@@ -235,7 +235,7 @@ def _name(source: str, options: Mapping[str, Any]) -> str:
     if "gguf_file" in options:
         return printable(Path(options["gguf_file"]).stem)
     path = Path(source).expanduser()
-    return printable(path.resolve().name if path.is_dir() else source)
+    return printable((path.name or path.resolve().name) if path.is_dir() else source)
 
 
 def _require_package(name: str, does: str) -> None:
@@ -309,7 +309,7 @@ def _reason(error: Exception, trusted: bool) -> str:
 
 
 @contextmanager
-def _quiet() -> Iterator[None]:
+def quiet() -> Iterator[None]:
     """transformers and the hub's client without progress bars and warnings, for a while."""
     # by name: what these libraries say of their types differs from version to version
     hub: Any = import_module("huggingface_hub.utils")
