@@ -372,12 +372,15 @@ class MultiHeadAttention(nn.Module):
         batch, like = ("B" if len(apart) > 1 else "1"), self.w_q.weight
         if self.distances is None:
             bias = alibi(apart, self.config.n_heads).to(like)
-            bias = nn.functional.pad(bias, (0, self.extra_keys))
+            if self.extra_keys:  # which stand nowhere
+                bias = nn.functional.pad(bias, (0, self.extra_keys))
             tap("alibi", f"{batch} H Tq Tk", bias, flops_each=1)
             return bias
         variant, n_buckets = self.config.variant, len(self.distances.weight)
         rows = distance_buckets(apart, n_buckets, variant.furthest, variant.buckets_both_ways)
-        found = self.distances(rows.to(like.device))
+        found: Tensor = self.distances(rows.to(like.device))
+        if self.extra_keys:
+            found = nn.functional.pad(found, (0, 0, 0, self.extra_keys))
         tap("position_bias", f"{batch} Tq Tk H", found, module=self.distances, rows="R")
         return torch.movedim(found, -1, 1)
 
