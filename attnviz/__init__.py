@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from attnviz.config import AttentionConfig
     from attnviz.result import AttentionResult, load
     from attnviz.sources.capturing import capture
+    from attnviz.sources.from_arrays import read_attention
 
 __version__ = "0.1.0"
 
@@ -27,6 +28,7 @@ __all__ = [
     "check",
     "compare",
     "load",
+    "read_attention",
     "scaled_dot_product_attention",
 ]
 
@@ -39,6 +41,7 @@ _HOMES = {
     "check": "attnviz.checks",
     "compare": "attnviz.comparison",
     "load": "attnviz.result",
+    "read_attention": "attnviz.sources.from_arrays",
     "scaled_dot_product_attention": "attnviz.attention",
 }
 
