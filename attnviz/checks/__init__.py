@@ -58,8 +58,9 @@ def check(
         InputError: sizes that do not fit each other, or other numbers than floats.
         ConfigError: arguments that do not go together.
     """
+    from attnviz.checks.given import lengths_of, make_subject
     from attnviz.checks.recompute import read_given
-    from attnviz.checks.subject import lengths_of, make_subject, with_masks
+    from attnviz.checks.told import with_masks
 
     if padding_mask is not None and lengths is not None:
         raise ConfigError("lengths and padding_mask both tell the padding; give one of them")

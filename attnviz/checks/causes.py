@@ -10,6 +10,7 @@ from math import sqrt
 import numpy as np
 
 from attnviz.checks import lookalikes
+from attnviz.checks.finding import number
 from attnviz.checks.precision import row_tolerance
 from attnviz.checks.scan import DropoutSums, Evidence, Tally
 from attnviz.checks.subject import Array, Subject
@@ -19,6 +20,12 @@ MOST_DIAGNOSES = 16
 
 TRIED = 16
 """Rows or columns of a head that are looked at for a sum over another axis."""
+
+LEAST_DROPOUT = 0.005
+"""The smallest p that is told from rounding."""
+
+MOST_SHARED = 0.9
+"""Share of the zeros that all heads may have in common before they are a mask, and no dropout."""
 
 SCORES = "these look like scores, before softmax; --softmax turns them into weights"
 
@@ -138,7 +145,9 @@ class Causes:
                 "a sink or softmax-off-by-one takes the rest (--sinks)"
             )
         if len(good) > 1 and np.allclose(good, good[0], rtol=1e-3):
-            return f"every row sums to {good[0]:.4g}: the weights were scaled after softmax"
+            by_luck = ", or dropout was on and took nothing here" if good[0] > 1.005 else ""
+            scaled = "the weights were scaled after softmax"
+            return f"every row sums to {number(good[0])}: {scaled}{by_luck}"
         if off[real].max(initial=0) <= row_tolerance("bfloat16", subject.shape[-1]):
             return (
                 "the sums are off by little: softmax in a lower precision than that of the file "
@@ -146,13 +155,13 @@ class Causes:
             )
         return "weights were changed after softmax: thresholded, averaged, or cut off"
 
-    def leak(self, number: int, layer: int, head: int, place: Array) -> str:
-        """What mask `number` became."""
-        told, leaks = self.subject.told[number], self.seen.leaks[number]
+    def leak(self, mask: int, layer: int, head: int, place: Array) -> str:
+        """What the mask of that number became."""
+        told, leaks = self.subject.told[mask], self.seen.leaks[mask]
         heads_obey = not leaks.count[layer].all()
-        if heads_obey and lookalikes.of_other_sequences(self.subject, number, layer):
+        if heads_obey and lookalikes.of_other_sequences(self.subject, mask, layer):
             return lookalikes.OTHER_SEQUENCE.format(mask=told.name)
-        words = lookalikes.explain(self.subject, number, layer, head, place)
+        words = lookalikes.explain(self.subject, mask, layer, head, place)
         if words:
             return words
         sequence, query, _ = place.tolist()
@@ -162,18 +171,19 @@ class Causes:
                 "the row is uniform over all keys, forbidden ones too: what ran let it see "
                 "nothing, and -1e9 in place of -inf made it uniform. Is it padding (--lengths)?"
             )
-        return ""
+        return (
+            "forbidden cells have weight here and there: the mask that was used has holes, or "
+            "weights were changed afterwards"
+        )
 
     def _obeyed(self, layer: int, head: int, place: Array) -> str:
         """What one of the masks became, by where weight leaked, or by where the head has any."""
-        for number, leaks in enumerate(self.seen.leaks):
+        for i, leaks in enumerate(self.seen.leaks):
             if leaks.count[layer].any():
                 worst = int(np.argmax(leaks.size[layer]))
-                return lookalikes.explain(
-                    self.subject, number, layer, worst, leaks.place[layer, worst]
-                )
-        for number in range(len(self.subject.told)):
-            words = lookalikes.explain(self.subject, number, layer, head, place)
+                return lookalikes.explain(self.subject, i, layer, worst, leaks.place[layer, worst])
+        for i in range(len(self.subject.told)):
+            words = lookalikes.explain(self.subject, i, layer, head, place)
             if words:
                 return words
         return ""
@@ -193,16 +203,18 @@ def dropout_of(sums: DropoutSums) -> float | None:
     al. 2014, as libraries have it): rows without a zero sum to 1/(1 - p), no row to more, and the
     mean of all is 1.
     """
-    if sums.rows < 2 or not sums.zeros or sums.largest <= 1:
+    if sums.rows < 2 or not sums.zeros or sums.largest <= 1 + LEAST_DROPOUT:
+        return None
+    if sums.shared > MOST_SHARED * sums.zeros:
         return None
     share = sums.zeros / sums.cells
-    if not 0.0 < share < 0.95:
-        return None
     p = share
-    if sums.whole_high > 0:  # rows without a zero tell p exactly
-        if sums.whole_high - sums.whole_low > 0.02 * sums.whole_high or sums.whole_low <= 1:
+    if sums.whole:  # rows without a zero tell p exactly
+        whole = np.array(sums.whole)
+        # where no mask is told, a key that was dropped in all heads is not seen to be missing
+        if (whole < 0.98 * whole.max()).mean() > 0.5:
             return None
-        p = 1 - 1 / sums.whole_high
+        p = 1 - 1 / float(whole.max())
     spread = 5 * sqrt(share * (1 - share) / sums.cells) + 0.02
     mean = sums.total / sums.rows
     deviation = sqrt(max(sums.squares / sums.rows - mean**2, 0.0))

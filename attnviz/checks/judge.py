@@ -68,6 +68,8 @@ class Judge:
         dropped = {}
         for layer in layers.tolist():
             p = dropout_of(self.seen.dropout[layer])
+            if p is None:
+                p = dropout_of(self.seen.dropout_in_use[layer])
             if p is not None and not self.seen.negative.count[layer].any():
                 dropped[layer] = p
         if dropped:

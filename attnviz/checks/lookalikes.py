@@ -17,6 +17,9 @@ LEAST_COVER = 0.5
 """Share of what a mask allows that must have weight before the mask is taken for the one in force:
 softmax gives weight to all of it, but small ones may round to 0."""
 
+MOST_ROWS = 0.9
+"""Share of the rows that must leak before the mask's number is held to be wrong."""
+
 Shape = Callable[[Mask], Mask | None]
 """A whole mask `[H Tq Tk]` → what a mistake makes of it; None where it cannot be made."""
 
@@ -137,7 +140,9 @@ def _by_size(map_: Array, allowed: Mask, real: npt.NDArray[np.bool_], name: str)
     even = np.isclose(
         np.where(free, weights, -np.inf).max(-1), np.where(free, weights, np.inf).min(-1)
     )
-    if (most == least).all() and (most > 0).any() and not even[free.sum(-1) > 1].all():
+    if (most > 0).mean() < MOST_ROWS:
+        return ""  # single leaks
+    if (most == least).all() and not even[free.sum(-1) > 1].all():
         return FILLED.format(mask=name)
     typical = np.where(free, weights, 0).sum(-1) / free.sum(-1)
     if (most <= 0.05 * typical).all():
@@ -157,6 +162,7 @@ def _best(
     with np.errstate(invalid="ignore"):
         used = np.abs(map_) > 0
     judged = real & np.isfinite(map_).all(-1) & ~(map_ == map_[:, :1]).all(-1)
+    own = _of_head(told.allows(layer, sequence, view.rows), head)[:, view.keys]
     others = []  # masks that this head obeys
     for other in subject.told:
         allows = _of_head(other.allows(layer, sequence, view.rows), head)[:, view.keys]
@@ -170,6 +176,9 @@ def _best(
         n = int(allows[rows].sum())
         if n == 0 or (used & ~allows)[rows].any():
             continue
+        more = (allows & ~own)[rows]
+        if more.any() and (used[rows] & more).sum() < LEAST_COVER * more.sum():
+            continue  # single leaks are no other mask
         cover = (used & allows)[rows].sum() / n * rows.sum() / max(judged.sum(), 1)
         if cover > most + 1e-9:
             best, most = words, float(cover)

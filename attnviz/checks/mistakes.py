@@ -81,7 +81,8 @@ class Case:
     def size(self) -> Floats:
         """`[B H Tq]`: ‖q‖·max ‖k‖ as scaled, which no score of the row exceeds."""
         q, k = (np.sqrt(np.einsum("bhtd,bhtd->bht", x, x)) for x in (self.q, self.k))
-        return q * np.repeat(k.max(-1), self.n_heads // k.shape[1], axis=1)[..., None] * self.by
+        longest = np.repeat(k.max(-1), self.n_heads // k.shape[1], axis=1)  # B H
+        return np.asarray(q * longest[..., None] * self.by)
 
 
 def softmax(scores: Floats, allowed: Mask | None = None, axis: int = -1) -> Floats:

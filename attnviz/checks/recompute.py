@@ -200,8 +200,10 @@ def _agrees(
 ) -> bool:
     """Whether a layer has the weights of a mistake, wherever rows of both mean something."""
     wrong = mistake.weights()
-    counts = _judged(subject, weights, sinks) & (wrong.sum(-1) > 0)
-    if counts.sum() < 0.5 * np.broadcast_to(subject.query_valid[:, None], counts.shape).sum():
+    with np.errstate(invalid="ignore"):
+        judged = _judged(subject, weights, sinks) & (weights.sum(-1) > 0)
+    counts = judged & (wrong.sum(-1) > 0)
+    if counts.sum() <= judged.sum() / 2:  # too few that a mistake could be told by
         return False
     limit = _limits(weights, wrong, mistake.case, precision)
     given = _normal(weights, sinks)
@@ -253,7 +255,10 @@ def _limits(weights: Array, expected: Floats, case: Case, precision: str | None 
     accumulator = min(u, ROUNDOFF["float32"])
     d_k, n = case.q.shape[-1], expected.shape[-1]
     size = case.size()[..., None]  # B H Tq 1
-    delta = (3 * u + accumulator * (4 + d_k**0.5)) * size
+    turn = 0.0
+    if case.positions.kind == "rope":  # angles are float32 in every library, whatever the dtype
+        turn = 4 * ROUNDOFF["float32"] * float(max(abs(case.q_at).max(), abs(case.k_at).max()) + 1)
+    delta = (3 * u + accumulator * (4 + d_k**0.5) + turn) * size
     factor = np.expm1(np.minimum(2 * delta, 50.0)) + 8 * u + n * accumulator
     smallest = 2.0**-24 if found == "float16" else 1e-37
     return np.asarray(np.minimum(expected * factor, 0.5) + smallest)
@@ -349,14 +354,14 @@ def _context_mistakes(
             0.0,
         )
     case = case_of(subject, given, layer)
-    for words, used in (
-        ("the context is that of weights without a mask", replace(case, masks=())),
-        (
-            "the context is that of softmax(QKᵀ/√d_k), and these weights are others: saved before "
-            "or after the ones that were used",
-            case,
-        ),
-    ):
+    used_others = {
+        "the context is that of softmax(QKᵀ/√d_k), and these weights are others: saved before or "
+        "after the ones that were used": case
+    }
+    if case.masks:
+        bare = replace(case, masks=())
+        used_others["the context is that of weights without a mask"] = bare
+    for words, used in used_others.items():
         others = used.weights()
         limit = _limits(subject.layer(layer), others, used)
         yield words, others @ share(v, heads), limit @ np.abs(share(v, heads))

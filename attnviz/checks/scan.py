@@ -71,6 +71,9 @@ class Block:
     rows: slice
 
 
+MOST_SUMS = 4096
+
+
 @dataclass
 class DropoutSums:
     """What tells dropout from a mistake: zeros among the allowed cells, and how rows add up."""
@@ -81,20 +84,26 @@ class DropoutSums:
     total: float = 0.0
     squares: float = 0.0
     largest: float = 0.0
-    whole_low: float = np.inf
-    whole_high: float = -np.inf
-    """Sums of rows without a zero: 1/(1-p), all of them, where dropout took p."""
+    whole: list[float] = field(default_factory=list)
+    """Sums of rows without a zero, `MOST_SUMS` at most: 1/(1-p) where dropout took p."""
 
-    def add(self, sums: Floats, zeros: Array, cells: Array) -> None:
+    shared: int = 0
+    """Of the zeros, those of cells that are zero in all heads alike: a pattern is no dropout."""
+
+    def add(self, row_sums: Floats, used: Mask, may: Mask, counts: Mask) -> None:
+        """Rows that count, `[h q]`, of a block `[h q k]`: what has weight, and what may have."""
+        if len(used) > 1:
+            alike = np.asarray(may.any(0)) & ~used.any(0) & np.asarray(counts.all(0))[:, None]
+            self.shared += int(alike.sum()) * len(used)
+        zeros, cells = (may & ~used).sum(-1)[counts], may.sum(-1)[counts]
+        sums = row_sums[counts]
         self.cells += int(cells.sum())
         self.zeros += int(zeros.sum())
         self.rows += len(sums)
         self.total += float(sums.sum())
         self.squares += float((sums**2).sum())
         self.largest = max(self.largest, float(sums.max(initial=0)))
-        whole = sums[zeros == 0]
-        self.whole_low = min(self.whole_low, float(whole.min(initial=np.inf)))
-        self.whole_high = max(self.whole_high, float(whole.max(initial=-np.inf)))
+        self.whole += sums[zeros == 0][: MOST_SUMS - len(self.whole)].tolist()
 
 
 @dataclass
@@ -127,7 +136,9 @@ class Evidence:
     fingerprint: Floats
     """`[L H]`: equal heads have equal ones."""
     dropout: list[DropoutSums]
-    """For each layer."""
+    """For each layer, of the cells that are allowed, all where no mask is told."""
+    dropout_in_use: list[DropoutSums]
+    """The same of the cells that some head gives weight, where no mask is told."""
     support: dict[tuple[int, int], Mask] = field(default_factory=dict)
     """`[Tq Tk]` of (layer, sequence): cells that some head gives weight."""
     precision: set[str] = field(default_factory=set)
@@ -162,6 +173,7 @@ def scan(subject: Subject, tolerance: float | None, sinks: bool) -> Evidence:
         sink=Tally(*shape),
         fingerprint=np.zeros(shape),
         dropout=[DropoutSums() for _ in range(layers)],
+        dropout_in_use=[DropoutSums() for _ in range(layers)],
     )
     for sequence in range(min(batch, LARGEST_SUPPORT // (layers * queries * keys))):
         for layer in range(layers):
@@ -244,7 +256,7 @@ def _look(
         np.logical_or(rows, used.any(0) & real[:, None], out=rows)
 
     sees = counts & (n_allowed > 0)
-    limit = _limit(weights, sums, sees, tolerance, seen)
+    limit = _limit(subject.dtype, weights, sums, sees, tolerance, seen)
     off = np.abs(sums - 1)
     wrong = sees & ((sums > 1 + limit) if sinks else (off > limit))
     empty = sees & (top == 0) & (low == 0)
@@ -252,15 +264,16 @@ def _look(
         wrong &= ~empty  # of a mask that is not known: then it sees nothing
         seen.blind.add(block, empty, off, sums)
     else:
-        wrong |= empty & sinks
         seen.empty.add(block, wrong & empty, off, sums)
         seen.blind.add(block, counts & (n_allowed == 0) & (sums == 0), off, sums)
     if wrong.any():
         seen.rows.add(block, wrong, off, sums)
-        n_used = used.sum(-1) if allowed is None else (used & allowed).sum(-1)
-        cells = np.broadcast_to(n_allowed, sums.shape)
         some = sees & ~empty if allowed is None else sees
-        seen.dropout[block.layer].add(sums[some], (cells - n_used)[some], cells[some])
+        if allowed is None and len(used) > 1:  # what no head looks at may be forbidden
+            by_all = np.broadcast_to(used.any(0), used.shape)
+            seen.dropout_in_use[block.layer].add(sums, used, by_all, some)
+        may = np.broadcast_to(np.True_ if allowed is None else allowed, used.shape)
+        seen.dropout[block.layer].add(sums, used, may, some)
 
     if allowed is None:
         flat = sees & (top == low) & (off <= limit)
@@ -271,7 +284,8 @@ def _look(
         1
     )
     seen.choices[block.layer, block.heads] += choice.sum(1)
-    chosen[block.heads] += choice.sum(1)
+    may_choose = sees & (sums > 0) if allowed is None else choice
+    chosen[block.heads] += may_choose.sum(1)
     clean = weights if counts.all() else np.where(counts[..., None], weights, 0)
     columns[block.heads] += clean.sum(1, dtype=np.float64)
     seen.fingerprint[block.layer, block.heads] += np.where(choice, top, 0).sum(1) * (
@@ -280,10 +294,14 @@ def _look(
 
 
 def _limit(
-    weights: Array, sums: Floats, sees: Mask, tolerance: float | None, seen: Evidence
+    precision: str,
+    weights: Array,
+    sums: Floats,
+    sees: Mask,
+    tolerance: float | None,
+    seen: Evidence,
 ) -> float:
     """How far from 1 a row of this block may be; its precision is looked for only when needed."""
-    precision = weights.dtype.name
     if tolerance is not None:
         limit = tolerance
     else:

@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from attnviz.checks.subject import Array, Subject, as_array
+from attnviz.checks.given import as_array
+from attnviz.checks.subject import Array, Subject
 from attnviz.errors import InputError, printable
 
 Floats = npt.NDArray[np.float64]

@@ -199,7 +199,8 @@ class _Opened:
 
 def _open(file: Path, array: ArrayFlags, masking: ObeyedFlags) -> _Opened:
     """The file's weights under the masks that the flags tell."""
-    from attnviz.checks.subject import make_subject, with_masks
+    from attnviz.checks.given import make_subject
+    from attnviz.checks.told import with_masks
     from attnviz.result import AttentionResult
     from attnviz.sources.from_arrays import open_attention, refuse_for_saved_run
 
@@ -209,7 +210,7 @@ def _open(file: Path, array: ArrayFlags, masking: ObeyedFlags) -> _Opened:
     notices: list[str] = []
     if isinstance(found, AttentionResult):
         given = [*array.given, *(["--padding-mask"] if masking.padding_mask else [])]
-        refuse_for_saved_run(file, [name.removeprefix("--") for name in given])
+        refuse_for_saved_run(file, given)
         subject = make_subject(found)
     else:
         subject = _bare(found, array, masking)
@@ -230,7 +231,8 @@ def _open(file: Path, array: ArrayFlags, masking: ObeyedFlags) -> _Opened:
 
 def _bare(found: Any, array: ArrayFlags, masking: ObeyedFlags) -> Subject:
     """A bare array, its numbers left on disk as far as they can be."""
-    from attnviz.checks.subject import Bfloat16, Subject, is_bfloat16, lengths_of
+    from attnviz.checks.given import is_bfloat16, lengths_of
+    from attnviz.checks.subject import Bfloat16, Subject
     from attnviz.result import FLOATS
 
     lengths, key_lengths = array.lengths_of("lengths"), array.lengths_of("key_lengths")

@@ -1,0 +1,1090 @@
+"""Wrong attention is caught and named; right attention never fails."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import attnviz
+from attnviz.checks import Finding, Place, Report, assert_attention, check, scan
+from attnviz.checks.finding import CHECKS, number, ranges
+from attnviz.checks.given import lengths_of, make_subject
+from attnviz.checks.precision import precision_of, row_tolerance
+from attnviz.checks.subject import Bfloat16, Subject
+from attnviz.checks.tensors import alibi_slopes, read_heads, rotated
+from attnviz.errors import ConfigError, InputError
+
+DATA = Path(__file__).parent / "data/checks"
+
+
+def load(name: str) -> Any:
+    spec = importlib.util.spec_from_file_location(name, DATA / f"{name}.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+wrong, right = load("wrong_attention"), load("right_attention")
+INPUTS = wrong.make_inputs()
+LENGTHS = list(wrong.LENGTHS)
+TWO_SIDED = wrong.two_sided(INPUTS)
+
+
+def only(report: Report, name: str) -> Finding:
+    [finding] = [finding for finding in report if finding.name == name]
+    return finding
+
+
+# ── the usual mistakes, seen in the weights ──────────────────────────────────────────────────
+
+WRONG: dict[str, tuple[dict[str, Any], dict[str, str]]] = {
+    "causal_inverted": (
+        {"causal": True},
+        {
+            "finite": "the causal mask looks inverted",
+            "leak:causal": "the causal mask looks inverted",
+        },
+    ),
+    "causal_inverted_large_number": (
+        {"causal": True},
+        {"leak:causal": "the causal mask looks inverted"},
+    ),
+    "causal_transposed": ({"causal": True}, {"leak:causal": "the causal mask looks transposed"}),
+    "causal_one_too_many": (
+        {"causal": True},
+        {"leak:causal": "shifted by one: every query also sees the next key"},
+    ),
+    "causal_one_too_few": (
+        {"causal": True},
+        {"finite": "shifted by one: no query sees the last key that it may"},
+    ),
+    "causal_one_too_few_large_number": (
+        {"causal": True},
+        {"leak:causal": "shifted by one: no query sees the last key that it may"},
+    ),
+    "causal_forgotten": ({"causal": True}, {"leak:causal": "the causal mask looks ignored"}),
+    "causal_after_softmax": (
+        {"causal": True},
+        {"rows": "the mask was multiplied in after softmax"},
+    ),
+    "causal_times_scores": (
+        {"causal": True},
+        {"leak:causal": "the causal mask put one number in place of the scores"},
+    ),
+    "causal_tiny_fill": ({"causal": True}, {"leak:causal": "masked_fill(mask, 1e-9) for -1e9"}),
+    "causal_weak_fill": ({"causal": True}, {"leak:causal": "its number is too small"}),
+    "padding_forgotten": ({"lengths": LENGTHS}, {"leak:padding": "the padding mask looks ignored"}),
+    "padding_inverted": (
+        {"lengths": LENGTHS},
+        {
+            "finite": "the padding mask looks inverted",
+            "leak:padding": "the padding mask looks inverted",
+        },
+    ),
+    "padding_on_queries": (
+        {"lengths": LENGTHS},
+        {"leak:padding": "the padding mask looks applied to queries, not to keys"},
+    ),
+    "padding_other_side": (
+        {"lengths": LENGTHS},
+        {"leak:padding": "it stands on the right, and the mask forbids the left"},
+    ),
+    "padding_one_too_many": (
+        {"lengths": LENGTHS},
+        {"leak:padding": "shifted by one: the first padded key is seen"},
+    ),
+    "masks_of_another_sequence": (
+        {"lengths": LENGTHS},
+        {"leak:padding": "heads and sequences are in the wrong order"},
+    ),
+    "blind_rows_large_number": ({"mask": TWO_SIDED}, {"uniform": "-1e9"}),
+    "blind_rows_minus_infinity": (
+        {"mask": TWO_SIDED},
+        {"finite": "softmax of a row that is -inf everywhere"},
+    ),
+    "window_one_too_wide": ({"window": 3}, {"leak:window 3": "as if it reached one key further"}),
+    "window_both_ways": ({"window": 3}, {"leak:window 3": "as if it reached both ways"}),
+    "softmax_over_queries": ({"causal": True}, {"rows": "softmax ran along the queries"}),
+    "sum_along_the_wrong_dim": ({}, {"rows": "softmax ran along the queries"}),
+    "softmax_over_heads": ({}, {"rows": "softmax ran along the heads"}),
+    "softmax_over_batch": ({}, {"rows": "softmax ran along the batch"}),
+    "no_softmax": ({}, {"negative": "scores, before softmax", "rows": "scores, before softmax"}),
+    "percent": ({}, {"rows": "every row sums to 100: the weights were scaled after softmax"}),
+    "thresholded": ({}, {"rows": "keys were left out after softmax"}),
+    "overflow_in_half": ({}, {"finite": "in float16 a score beyond 65504 is infinite"}),
+    "nan_in_a_key": ({}, {"finite": "all rows of the head are NaN: a NaN in one key"}),
+}
+"""Mistake → the masks that are told, and each finding that fails with words of its cause."""
+
+
+@pytest.mark.parametrize("name", WRONG)
+@pytest.mark.parametrize("seed", [0, 1, 2])
+def test_a_usual_mistake_is_caught_and_named(name: str, seed: int) -> None:
+    told, expected = WRONG[name]
+    report = check(getattr(wrong, name)(wrong.make_inputs(seed)), **told)
+    assert {finding.name for finding in report.failures} == set(expected)
+    for finding in report.failures:
+        assert expected[finding.name] in finding.cause
+
+
+def test_positions_that_count_padding_are_noted() -> None:
+    """Fewer keys are seen than may be: lawful for one head, odd for all."""
+    told: dict[str, Any] = {"prefix": 4, "lengths": LENGTHS, "pad_side": "left"}
+    report = check(wrong.prefix_counts_padding(INPUTS), **told)
+    [note] = report
+    assert (note.fails, note.what) == (
+        False,
+        "the prefix 4 mask is as if positions counted the padding",
+    )
+
+
+# ── the usual mistakes, seen by computing again ──────────────────────────────────────────────
+
+UNSEEN = {
+    "no_scale": ({}, "the scale is missing"),
+    "scale_of_d_model": ({}, "scores are divided by √d_model = √30, not by √d_k = √10"),
+    "scale_of_d_k": ({}, "scores are divided by d_k = 10, not by its root"),
+    "scale_upside_down": ({}, "scores are multiplied by √d_k, not divided"),
+    "heads_by_view": ({}, "heads are cut without a transpose"),
+    "keys_by_view": ({}, "the heads of k alone are cut without a transpose"),
+    "q_and_k_swapped": ({}, "q and k are swapped"),
+    "mask_added_as_ones": ({"causal": True}, "the mask was added to the scores as 0 and 1"),
+    "causal_inverted_large_number": ({"causal": True}, "the causal mask is inverted"),
+    "causal_transposed": ({"causal": True}, "the causal mask is transposed"),
+    "causal_one_too_many": ({"causal": True}, "the next key is seen too"),
+    "causal_one_too_few": ({"causal": True}, "the last key is hidden"),
+    "causal_forgotten": ({"causal": True}, "the causal mask is not applied"),
+    "causal_after_softmax": ({"causal": True}, "the mask was multiplied in after softmax"),
+    "causal_times_scores": ({"causal": True}, "the mask put 0 in place of the scores"),
+    "causal_tiny_fill": ({"causal": True}, "the mask put 0 in place of the scores"),
+    "padding_inverted": ({"lengths": LENGTHS}, "the padding mask is inverted"),
+    "padding_other_side": ({"lengths": LENGTHS}, "the padding mask forbids the other side"),
+    "softmax_over_queries": ({"causal": True}, "softmax ran along the queries"),
+    "softmax_over_heads": ({}, "softmax ran along the heads"),
+    "softmax_over_batch": ({}, "softmax ran along the batch"),
+    "window_both_ways": ({"window": 3}, "the window 3 mask is as if it reached both ways"),
+    "prefix_counts_padding": (
+        {"prefix": 4, "lengths": LENGTHS, "pad_side": "left"},
+        "the prefix 4 mask is as if positions counted the padding",
+    ),
+    "thresholded": ({}, "none of the usual mistakes gives these numbers"),
+}
+
+
+@pytest.mark.parametrize("name", UNSEEN)
+def test_computing_again_names_the_mistake(name: str) -> None:
+    told, words = UNSEEN[name]
+    report = check(getattr(wrong, name)(INPUTS), expect=(INPUTS.q, INPUTS.k), **told)
+    finding = only(report, "expected")
+    assert finding.fails
+    assert words in finding.cause
+
+
+def test_a_causal_mask_that_was_not_told_is_named() -> None:
+    weights = INPUTS.scores.masked_fill(~INPUTS.causal, -torch.inf).softmax(-1)
+    finding = only(check(weights, expect=(INPUTS.q, INPUTS.k)), "expected")
+    assert finding.cause == "a causal mask was in force that was not told here; --causal checks it"
+
+
+def test_both_masks_ignored_are_named_together() -> None:
+    told: dict[str, Any] = {"causal": True, "lengths": LENGTHS}
+    report = check(wrong.causal_forgotten(INPUTS), expect=(INPUTS.q, INPUTS.k), **told)
+    assert only(report, "expected").cause == "the padding and causal mask is not applied"
+
+
+def test_half_precision_in_between_is_a_note() -> None:
+    report = check(wrong.in_bfloat16(INPUTS), expect=(INPUTS.q, INPUTS.k))
+    assert report.passed
+    assert "the size that half precision makes" in only(report, "expected").cause
+
+
+def test_dropout_explains_the_difference() -> None:
+    torch.manual_seed(3)
+    weights = torch.dropout(INPUTS.scores.softmax(-1), 0.3, train=True)
+    report = check(weights, expect=(INPUTS.q, INPUTS.k))
+    assert report.passed
+    assert only(report, "expected").cause.endswith("p about 0.30")
+
+
+CONTEXTS = {
+    "context_by_view": ({}, "the heads of v are cut without a transpose"),
+    "context_not_transposed": ({}, "heads are put together without a transpose"),
+    "context_of_transposed_weights": ({}, "the weights are transposed before they meet v"),
+    "context_without_mask": ({"causal": True}, "the context is that of weights without a mask"),
+    "weights_for_show": ({}, "the context is that of softmax(QKᵀ/√d_k), and these weights"),
+}
+
+
+@pytest.mark.parametrize("name", CONTEXTS)
+def test_a_wrong_context_is_named(name: str) -> None:
+    told, words = CONTEXTS[name]
+    weights, context = getattr(wrong, name)(INPUTS)
+    report = check(weights, expect=(INPUTS.q, INPUTS.k, INPUTS.v), context=context, **told)
+    assert words in only(report, "context").cause
+
+
+def test_a_context_of_nothing_known_is_said_to_be_so() -> None:
+    weights = INPUTS.scores.softmax(-1)
+    context = (weights @ INPUTS.heads(INPUTS.v)).clone()
+    context[1, 2, 4, 3] += 0.01
+    report = check(weights, expect=(INPUTS.q, INPUTS.k, INPUTS.v), context=context)
+    finding = only(report, "context")
+    assert finding.cause == "none of the usual mistakes gives these numbers"
+    worst = finding.worst
+    assert (worst.sequence, worst.head, worst.query, worst.key) == (1, 2, 4, None)
+    assert worst.value == pytest.approx(0.01, abs=1e-5)
+    assert finding.count == 1
+
+
+def test_a_right_context_passes_in_every_layout() -> None:
+    weights = INPUTS.scores.softmax(-1)
+    heads = weights @ INPUTS.heads(INPUTS.v)
+    merged = heads.transpose(1, 2).flatten(2)
+    for context in (heads, heads.transpose(1, 2), merged):
+        report = check(weights, expect=(INPUTS.q, INPUTS.k, INPUTS.v), context=context)
+        assert list(report) == []
+        assert report.checked[-2:] == ("expected", "context")
+
+
+# ── grouped heads, positions ─────────────────────────────────────────────────────────────────
+
+
+def grouped(n_heads: int = 4, n_kv: int = 2) -> tuple[torch.Tensor, torch.Tensor]:
+    generator = torch.Generator().manual_seed(5)
+    q = torch.randn(2, n_heads, 7, 10, generator=generator, dtype=torch.float64)
+    return q, torch.randn(2, n_kv, 7, 10, generator=generator, dtype=torch.float64)
+
+
+def test_key_heads_that_are_tiled_are_named() -> None:
+    q, k = grouped()
+    weights = wrong.heads_tiled(q, k)
+    finding = only(check(weights, expect=(q, k)), "expected")
+    assert finding.cause.startswith("key heads are shared in the wrong order")
+    assert (
+        list(check((q @ k.repeat_interleave(2, 1).mT / 10**0.5).softmax(-1), expect=(q, k))) == []
+    )
+
+
+def test_value_heads_that_are_tiled_are_named() -> None:
+    q, k = grouped()
+    weights = (q @ k.repeat_interleave(2, 1).mT / 10**0.5).softmax(-1)
+    report = check(weights, expect=(q, k, k), context=weights @ k.repeat(1, 2, 1, 1))
+    assert only(report, "context").cause.startswith("value heads are shared in the wrong order")
+
+
+LEFT = {"lengths": [7, 4], "pad_side": "left"}
+"""Three places of padding before the second sequence."""
+
+
+def on_the_left() -> tuple[torch.Tensor, torch.Tensor]:
+    """Places in the array, and positions in the sequences, [B T]."""
+    places = torch.arange(7)[None].expand(2, 7)
+    return places, places - torch.tensor([0, 3])[:, None]
+
+
+def with_positions(turn: Callable[..., torch.Tensor], q_at: Any, k_at: Any) -> torch.Tensor:
+    q, k = grouped(3, 3)
+    real = torch.tensor([[True] * 7, [False] * 3 + [True] * 4])
+    scores = turn(q, q_at) @ turn(k, k_at).mT / 10**0.5
+    return scores.masked_fill(~real[:, None, None], -torch.inf).softmax(-1)
+
+
+def rope_check(weights: torch.Tensor, positions: str) -> Report:
+    return check(weights, expect=grouped(3, 3), positions=positions, **LEFT)
+
+
+def test_rotary_positions_that_are_right_pass() -> None:
+    places, at = on_the_left()
+    assert list(rope_check(with_positions(wrong.half_turn, at, at), "rope")) == []
+    # a turn of all positions by the same number changes no product
+    assert list(rope_check(with_positions(wrong.half_turn, places, places), "rope")) == []
+    assert list(rope_check(with_positions(wrong.neighbours_turn, at, at), "rope-pairs")) == []
+
+
+def test_wrong_rotary_positions_are_named() -> None:
+    places, at = on_the_left()
+    q, k = grouped(3, 3)
+    for weights, words in (
+        (
+            with_positions(wrong.half_turn, at, places),
+            "positions of keys count the padding on the left, those of queries do not",
+        ),
+        (
+            with_positions(wrong.half_turn, places, at),
+            "positions of queries count the padding on the left, those of keys do not",
+        ),
+        (with_positions(wrong.half_turn, at + 1, at), "positions of queries are one too high"),
+        (with_positions(wrong.half_turn, at - 1, at), "positions of queries are one too low"),
+        (
+            with_positions(wrong.neighbours_turn, at, at),
+            "RoPE turns neighbours, 2i and 2i + 1, together, where numbers i and i + d/2 belong "
+            "together",
+        ),
+        (with_positions(lambda x, _: x, at, at), "RoPE is missing: q and k count as they are"),
+    ):
+        assert only(rope_check(weights, "rope"), "expected").cause == words
+    report = check(with_positions(wrong.half_turn, at, at), expect=(q, k), **LEFT)
+    assert only(report, "expected").cause == (
+        "q and k were saved before their rotation (RoPE): --positions rope turns them"
+    )
+
+
+def test_another_base_is_named() -> None:
+    _, at = on_the_left()
+    weights = with_positions(
+        lambda x, p: torch.from_numpy(rotated(x.numpy(), p.numpy(), 5e5, pairs=False)), at, at
+    )
+    assert only(rope_check(weights, "rope"), "expected").cause == "RoPE has the base 500000"
+    assert list(rope_check(weights, "rope:500000")) == []
+    report = check(weights, expect=grouped(3, 3), **LEFT)
+    assert only(report, "expected").cause.endswith("--positions rope:500000 turns them")
+
+
+def test_rotation_is_that_of_the_two_codes() -> None:
+    q, _ = grouped(3, 3)
+    places, _ = on_the_left()
+    for turn, pairs in ((wrong.half_turn, False), (wrong.neighbours_turn, True)):
+        ours = rotated(q.numpy(), places.numpy(), 10000.0, pairs)
+        np.testing.assert_allclose(ours, turn(q, places).numpy(), rtol=1e-6, atol=1e-6)
+
+
+def test_alibi() -> None:
+    # the slopes that the paper and its code print
+    assert alibi_slopes(4).tolist() == [1 / 4, 1 / 16, 1 / 64, 1 / 256]
+    assert alibi_slopes(3).tolist() == [1 / 16, 1 / 256, 1 / 4]
+    q, k = grouped(3, 3)
+    bias = (
+        -torch.tensor(alibi_slopes(3))[:, None, None]
+        * torch.arange(7).sub(torch.arange(7)[:, None]).abs()
+    )
+    weights = (q @ k.mT / 10**0.5 + bias).softmax(-1)
+    assert list(check(weights, expect=(q, k), positions="alibi")) == []
+    found = only(check(weights, expect=(q, k)), "expected")
+    assert found.cause == "ALiBi was added: --positions alibi"
+    plain = (q @ k.mT / 10**0.5).softmax(-1)
+    found = only(check(plain, expect=(q, k), positions="alibi"), "expected")
+    assert found.cause == "ALiBi is missing: q and k count as they are"
+
+
+# ── right ones ───────────────────────────────────────────────────────────────────────────────
+
+DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+
+
+@st.composite
+def right_ones(draw: st.DrawFn) -> tuple[Any, ...]:
+    """q, k, the masks that are told, and the mask that they make, `[B 1 Tq Tk]` or None."""
+    batch, kv, group = (draw(st.integers(1, n)) for n in (3, 2, 3))
+    queries, width = draw(st.integers(1, 13)), draw(st.sampled_from([3, 4, 11]))
+    keys = draw(st.integers(1, 13)) if draw(st.booleans()) else queries
+    dtype, scale = draw(st.sampled_from(DTYPES)), draw(st.sampled_from([0.0, 0.01, 1.0, 5.0]))
+    generator = torch.Generator().manual_seed(draw(st.integers(0, 10**6)))
+    shapes = (batch, kv * group, queries, width), (batch, kv, keys, width)
+    q, k = (
+        (torch.randn(shape, generator=generator, dtype=torch.float64) * scale).to(dtype)
+        for shape in shapes
+    )
+    i, j = torch.arange(queries)[:, None], torch.arange(keys)
+    told: dict[str, Any] = {}
+    masks = []
+    if draw(st.booleans()):
+        told["causal"] = True
+        masks.append(j <= i)
+    if draw(st.booleans()):
+        told["window"] = draw(st.integers(1, 5))
+        masks.append((j <= i) & (j > i - told["window"]))
+    if draw(st.booleans()) and queries == keys:
+        told["lengths"] = draw(st.lists(st.integers(1, keys), min_size=batch, max_size=batch))
+        told["pad_side"] = draw(st.sampled_from(["left", "right"]))
+        lengths = torch.tensor(told["lengths"])[:, None]
+        real = j < lengths if told["pad_side"] == "right" else j >= keys - lengths
+        masks.append(real[:, None, None])
+    if draw(st.booleans()):
+        told["mask"] = torch.rand(batch, queries, keys, generator=generator) < 0.7
+        masks.append(told["mask"][:, None])
+    allowed = torch.ones(batch, 1, queries, keys, dtype=torch.bool)
+    for mask in masks:
+        allowed = allowed & mask
+    return q, k, told, allowed if masks else None
+
+
+@given(right_ones(), st.sampled_from(right.WAYS))
+@settings(max_examples=300)
+def test_right_attention_never_fails(one: tuple[Any, ...], way: Callable[..., Any]) -> None:
+    q, k, told, allowed = one
+    weights = way(q, k, allowed)
+    assert str(check(weights, **told)).splitlines()[-1].startswith("nothing is wrong")
+    report = check(weights, expect=(q, k), **told)
+    assert report.passed, str(report)
+
+
+@given(right_ones(), st.integers(0, 100))
+@settings(max_examples=100)
+def test_sinks_pass_when_they_are_told(one: tuple[Any, ...], seed: int) -> None:
+    q, k, told, allowed = one
+    sink = torch.randn(q.shape[1], generator=torch.Generator().manual_seed(seed))
+    report = check(right.with_sink(q, k, allowed, sink), sinks=True, **told)
+    assert report.passed, str(report)
+
+
+@given(
+    st.sampled_from([0.05, 0.1, 0.3, 0.5]),
+    st.sampled_from(DTYPES),
+    st.booleans(),
+    st.integers(0, 10**6),
+)
+@settings(max_examples=100)
+def test_dropout_is_recognised_and_does_not_fail(
+    p: float, dtype: torch.dtype, causal: bool, seed: int
+) -> None:
+    q, k = (x.to(dtype) for x in grouped())
+    allowed = torch.ones(7, 7, dtype=torch.bool).tril() if causal else None
+    report = check(right.in_training(q, k, allowed, p, seed), causal=causal)
+    assert report.passed, str(report)
+    [note] = [finding for finding in report if finding.name == "rows"]
+    assert note.what.startswith("rows do not sum to 1 since dropout was on, p about 0.")
+    assert float(note.what.rpartition(" ")[2]) == pytest.approx(p, abs=0.08)
+
+
+def test_torch_and_ours_pass() -> None:
+    x = torch.randn(3, 11, 30, generator=torch.Generator().manual_seed(1))
+    lengths = torch.tensor([11, 7, 1])
+    weights = right.of_torch(x, lengths, 5)
+    assert list(check(weights, causal=True, lengths=lengths.tolist())) == []
+    q, k = grouped(3, 3)
+    _, weights = attnviz.scaled_dot_product_attention(q, k, k, torch.ones(7, 7).tril().bool())
+    assert list(check(weights, causal=True, expect=(q, k))) == []
+
+
+def test_transformers_layers_pass() -> None:
+    from transformers import BertConfig, BertModel, GPT2Config, GPT2Model, LlamaConfig, LlamaModel
+
+    small = {"num_hidden_layers": 2, "hidden_size": 24, "intermediate_size": 32, "vocab_size": 41}
+    heads = {"num_attention_heads": 4, "attn_implementation": "eager"}
+    ids = torch.randint(0, 41, (2, 9), generator=torch.Generator().manual_seed(2))
+    mask = torch.ones(2, 9, dtype=torch.long)
+    mask[1, :3] = 0  # on the left
+    for model, causal in (
+        (BertModel(BertConfig(**small, **heads)), False),
+        (GPT2Model(GPT2Config(n_layer=2, n_embd=24, n_head=4, vocab_size=41,
+                              attn_implementation="eager")), True),
+        (LlamaModel(LlamaConfig(**small, **heads, num_key_value_heads=2)), True),
+    ):  # fmt: skip
+        with torch.no_grad():
+            out = model.eval()(ids, attention_mask=mask, output_attentions=True)
+        report = check(out.attentions, causal=causal, padding_mask=mask)
+        assert report.passed, str(report)
+        assert report.sizes == {"L": 2, "B": 2, "H": 4, "Tq": 9, "Tk": 9}
+
+
+# ── where, how often, how exactly ────────────────────────────────────────────────────────────
+
+
+def clean(*shape: int, seed: int = 0) -> np.ndarray:
+    """Right causal weights `[L B H T T]`."""
+    generator = np.random.default_rng(seed)
+    scores = generator.normal(size=shape) + np.where(np.tri(*shape[-2:]), 0, -np.inf)
+    powers = np.exp(scores)
+    return (powers / powers.sum(-1, keepdims=True)).astype(np.float32)
+
+
+def test_one_bad_cell_is_placed_exactly() -> None:
+    for value, name in ((np.nan, "finite"), (np.inf, "finite"), (-0.25, "negative")):
+        weights = clean(3, 2, 5, 7, 7)
+        weights[2, 1, 3, 5, 4] = value
+        finding = only(check(weights, causal=True), name)
+        assert finding.fails
+        [head] = finding.heads
+        assert (head.layer, head.head, head.count) == (2, 3, 1)
+        place = finding.worst
+        assert (place.layer, place.sequence, place.head, place.query, place.key) == (2, 1, 3, 5, 4)
+        assert np.array_equal(place.value, value, equal_nan=True)
+
+
+def test_the_worst_of_several_leaks_and_their_number() -> None:
+    weights = clean(3, 2, 5, 7, 7)
+    weights[0, 1, 2, 3, 5] = 0.02
+    weights[2, 0, 4, 1, 6] = 0.3
+    weights[2, 0, 4, 0, 6] = 0.1
+    tokens = [[f"q{b}{t}" for t in range(7)] for b in range(2)]
+    report = check(weights, causal=True, tokens=tokens)
+    leak = only(report, "leak:causal")
+    assert [(h.layer, h.head, h.count) for h in leak.heads] == [(0, 2, 1), (2, 4, 2)]
+    assert leak.worst == Place(2, 4, 0, 1, 6, pytest.approx(0.3), "q01", "q06")
+    assert report.lines(leak)[:2] == [
+        "weight where the causal mask forbids it: 3 cells in 2 of 15 heads "
+        "(layer 0: head 2; layer 2: head 4)",
+        "worst: layer 2 sequence 0 head 4 query 1 'q01' key 6 'q06': weight 0.3",
+    ]
+
+
+def test_padding_rows_are_not_judged_but_for_numbers_that_are_none() -> None:
+    weights = clean(1, 2, 3, 7, 7)
+    weights[0, 1, :, 5:] = 0.77  # rows of padding: whatever was left there
+    assert list(check(weights, causal=True, lengths=[7, 5])) == []
+    weights[0, 1, 1, 6, 2] = np.nan
+    assert only(check(weights, causal=True, lengths=[7, 5]), "finite").worst.query == 6
+
+
+def test_blocks_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A head in parts, as one of a dump that is larger than the memory would be read."""
+    q, k = grouped()
+    scores = (q @ k.repeat_interleave(2, 1).mT).float()
+    cases = [
+        (scores.softmax(-1), {"causal": True}),
+        (scores.softmax(-2), {}),
+        (torch.dropout(scores.softmax(-1), 0.2, train=True), {"lengths": [7, 5]}),
+        (torch.zeros_like(scores) + torch.eye(7)[3], {}),
+        (scores.softmax(-1)[:, [0, 0, 1, 1]], {}),
+    ]
+    whole = [check(weights, **told) for weights, told in cases]
+    for block in (1, 7, 20, 100):
+        monkeypatch.setattr(scan, "BLOCK", block)
+        assert [check(weights, **told) for weights, told in cases] == whole
+    assert any(len(report) for report in whole)
+
+
+def test_the_precision_that_numbers_came_from() -> None:
+    numbers = torch.rand(1000, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    for dtype in DTYPES:
+        name = str(dtype).removeprefix("torch.")
+        short = numbers.to(dtype)
+        for wide in (torch.float32, torch.float64):
+            if torch.finfo(wide).bits >= torch.finfo(dtype).bits:
+                assert precision_of(short.to(wide).numpy()) == name
+    assert precision_of(numbers.half().numpy()) == "float16"
+    assert precision_of(np.zeros(0, np.float32)) == "float32"
+
+
+def test_the_tolerance_of_a_row_by_hand() -> None:
+    for name, roundoff, steps in (
+        ("bfloat16", 2**-8, 0),
+        ("float16", 2**-11, 2**-25),
+        ("float32", 2**-24, 0),
+        ("float64", 2**-53, 0),
+    ):
+        sums = min(roundoff, 2**-24)
+        by_hand = roundoff * (4 + np.log(512)) + (512 + 16) * sums + 512 * steps
+        assert row_tolerance(name, 512) == pytest.approx(by_hand)
+
+
+def test_float32_is_held_to_its_own_precision() -> None:
+    weights = clean(1, 1, 2, 7, 7)
+    assert check(weights * np.float32(1 + 1e-6)).passed
+    off = only(check(weights * np.float32(1 + 1e-4)), "rows")
+    assert off.cause == "every row sums to 1.0001: the weights were scaled after softmax"
+    assert number(off.worst.value) == "1.0001"
+    assert check(weights * np.float32(1 + 1e-4), tolerance=1e-3).passed
+    assert not check(weights * np.float32(1 + 1e-2), tolerance=1e-3).passed
+
+
+def test_a_row_that_is_short_by_rounding_is_told_from_a_sink() -> None:
+    weights = clean(1, 1, 2, 7, 7)
+    weights *= 1 + np.random.default_rng(0).uniform(-0.004, 0.004, (1, 1, 2, 7, 1)).astype("f4")
+    assert only(check(weights), "rows").cause.startswith("the sums are off by little")
+    weights = clean(1, 1, 2, 7, 7)
+    weights[..., 3:, :] *= np.float32(1.5)
+    weights[..., 5:, :] *= np.float32(1.2)
+    assert only(check(weights), "rows").cause.startswith("weights were changed after softmax")
+
+
+def test_rows_that_fall_short_may_be_sinks() -> None:
+    q, k = grouped(3, 3)
+    weights = right.with_sink(q, k, None, torch.zeros(3))
+    [finding] = check(weights)
+    assert "--sinks" in finding.cause
+    assert list(check(weights, sinks=True)) == []
+    assert list(check(weights, sinks=True, expect=(q, k))) == []
+    assert only(check(weights * 3, sinks=True), "rows").fails
+
+
+def test_half_of_one_weight_is_not_forgiven_by_powers_of_two() -> None:
+    """0 and 0.5 are in bfloat16 too, and far from its tolerance."""
+    weights = np.eye(5, dtype=np.float32)
+    weights[2, 2] = 0.5
+    assert only(check(weights), "rows").worst.value == 0.5
+
+
+# ── notes ────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_dead_equal_and_sunken_heads_are_notes() -> None:
+    weights = clean(2, 2, 5, 7, 7)
+    causal = np.tri(7, dtype=np.float32)
+    weights[0, :, 1] = causal / causal.sum(-1, keepdims=True)
+    weights[1, :, 3] = weights[0, :, 2]
+    weights[1, :, 4] = 0
+    weights[1, :, 4, :, 0] = 1
+    report = check(weights, causal=True)
+    assert report.passed
+    found = {f.name: [(h.layer, h.head) for h in f.heads] for f in report}
+    assert found == {"dead": [(0, 1)], "equal": [(1, 3)], "sink": [(1, 4)]}
+    assert only(report, "equal").cause.startswith("layer 1 head 3 equals layer 0 head 2: ")
+    sink = only(report, "sink").worst
+    assert (sink.query, sink.key, sink.value) == (None, 0, 1.0)
+    assert report.lines(only(report, "sink"))[1] == (
+        "worst: layer 1 sequence 0 head 4 key 0: mean weight 1"
+    )
+    assert report.verdict == "nothing is wrong; 3 notes"
+
+
+def test_rows_of_zeros_are_noted_or_wrong() -> None:
+    weights = clean(1, 1, 2, 7, 7)
+    weights[0, 0, 1, 4] = 0
+    report = check(weights)
+    assert (report.passed, only(report, "blind").worst.query) == (True, 4)
+    finding = only(check(weights, causal=True), "rows")
+    assert finding.cause.startswith("rows of zeros: what ran let them see nothing")
+    assert check(weights, causal=True, sinks=True).passed
+    mask = np.tri(7, dtype=bool)
+    mask[4] = False
+    weights[0, 0, 0, 4] = 0
+    report = check(weights, mask=mask)
+    assert (report.passed, only(report, "blind").count) == (True, 2)
+
+
+def test_exactly_uniform_rows_among_others_are_noted() -> None:
+    weights = clean(1, 1, 2, 7, 7)
+    weights[0, 0, 1, 2] = np.float32(1 / 7)
+    note = only(check(weights), "uniform")
+    assert (note.fails, note.count, note.worst.query) == (False, 1, 2)
+    assert only(check(weights, causal=True), "leak:causal").cause.startswith("the row is uniform")
+
+
+@pytest.mark.parametrize(
+    ("cells", "words"),
+    [
+        (np.triu, "nobody looks at earlier keys: a causal mask, transposed or inverted"),
+        (
+            lambda a: np.triu(a, 1),
+            "nobody looks at itself or earlier: a causal mask that is inverted",
+        ),
+        (
+            lambda a: np.tril(a, -1),
+            "nobody looks at itself or later: a causal mask, shifted by one",
+        ),
+        (lambda a: a * (1 - np.eye(7)), "nobody looks at itself: a mask that is shifted by one"),
+    ],
+)
+def test_a_pattern_of_a_mask_that_nobody_told(cells: Any, words: str) -> None:
+    powers = cells(np.exp(np.random.default_rng(1).normal(size=(2, 3, 7, 7))))
+    total = powers.sum(-1, keepdims=True)
+    weights = powers / np.where(total > 0, total, 1)
+    assert only(check(weights), "stricter").what == words
+
+
+# ── what is given ────────────────────────────────────────────────────────────────────────────
+
+
+def test_every_form_of_weights_gives_the_same_report() -> None:
+    weights = clean(2, 2, 3, 7, 7)
+    weights[1, 1, 2, 3, 6] = 0.5
+    wanted = check(weights, causal=True)
+    assert not wanted.passed
+    tensor = torch.from_numpy(weights)
+    for form in (
+        tensor,
+        tensor.clone().requires_grad_(),
+        [tensor[0], tensor[1]],
+        (weights[0], tensor[1]),
+    ):
+        assert check(form, causal=True) == wanted
+    assert check(weights.transpose(1, 3, 4, 2, 0), axes="B Q K H L", causal=True) == wanted
+    assert check(weights.tolist(), causal=True).failures[0].count == 1
+    assert [check(weights[0, 0, 0]).sizes["H"], check(weights[0, 0]).sizes["H"]] == [1, 3]
+    assert make_subject(make_subject(weights)).shape == (2, 2, 3, 7, 7)
+
+
+def test_bfloat16_is_read_as_it_is() -> None:
+    tensor = torch.from_numpy(clean(2, 2, 3, 7, 7)).bfloat16()
+    assert list(check(tensor, causal=True)) == []
+    raw = tensor.view(torch.int16).numpy().view("V2")
+    assert list(check(raw, causal=True)) == []
+    subject = make_subject(tensor)
+    lazy = Subject([Bfloat16(layer) for layer in raw], subject.queries, subject.keys)
+    assert lazy.dtype == "bfloat16"
+    np.testing.assert_array_equal(lazy.layer(1), tensor[1].float().numpy())
+    np.testing.assert_array_equal(lazy.layers[1][1, 0:2, 3], tensor[1, 1, 0:2, 3].float().numpy())
+
+
+def saved_run(**changes: Any) -> attnviz.AttentionResult:
+    weights = clean(1, 2, 3, 7, 7)
+    real = np.arange(7) < np.array([7, 5])[:, None]
+    allowed = (np.tri(7, dtype=bool) & real[:, None])[None, :, None]
+    tokens = tuple(tuple("abcdefg"[:n]) + ("[PAD]",) * (7 - n) for n in (7, 5))
+    facts: dict[str, Any] = {
+        "attention": weights * allowed / (weights * allowed).sum(-1, keepdims=True),
+        "allowed": allowed,
+        "query_tokens": tokens,
+        "key_tokens": tokens,
+        "lengths": np.array([7, 5]),
+        "key_lengths": np.array([7, 5]),
+        "masks": ("padding", "causal"),
+    }
+    return attnviz.AttentionResult(**{**facts, **changes})
+
+
+def test_a_saved_run_is_held_to_its_own_mask() -> None:
+    run = saved_run()
+    report = check(run)
+    assert list(report) == []
+    assert report.masks == ("padding, causal",)
+    run.attention[0, 1, 2, 3, 4] = 0.2
+    leak = only(check(run), "leak:padding, causal")
+    assert (leak.worst.query_token, leak.worst.key_token) == ("d", "e")
+
+
+def test_a_run_may_be_given_other_lengths() -> None:
+    run = saved_run(allowed=np.ones((1, 2, 1, 7, 7), bool))
+    assert list(check(run, lengths=[7, 7])) == []
+    assert check(run, lengths=[7, 3]).masks == ("padding",)
+
+
+def test_padding_masks_are_lengths_and_a_side() -> None:
+    assert lengths_of([[1, 1, 0], [1, 0, 0]], 2, 3) == ([2, 1], "right")
+    assert lengths_of(np.array([[False, True, True], [True, True, True]]), 2, 3) == ([2, 3], "left")
+    assert lengths_of(torch.ones(2, 1, 1, 3), 2, 3) == ([3, 3], "right")
+    assert lengths_of([1, 1, 0], 2, 3) == ([2, 2], "right")
+    weights = wrong.padding_forgotten(INPUTS)
+    by_mask = check(weights, padding_mask=INPUTS.real)
+    assert by_mask == check(weights, lengths=LENGTHS)
+
+
+def test_segments_and_cross_attention() -> None:
+    tokens = ["a", "b", "[SEP]", "c", "d"]
+    blocks = np.kron(np.eye(2), np.ones((3, 3)))[:5, :5]
+    weights = blocks / blocks.sum(-1, keepdims=True)
+    assert check(weights, segments=True, tokens=tokens).passed
+    leak = only(check(np.full((5, 5), 0.2), segments=True, tokens=tokens), "leak:segments")
+    assert (leak.count, leak.worst.key_token) == (12, "c")
+    cross = np.full((2, 3, 5, 7), 1 / 7)
+    report = check(cross, key_lengths=[7, 4], tokens=[tokens] * 2, key_tokens=[list("klmnopq")] * 2)
+    leak = only(report, "leak:padding")
+    assert (leak.count, leak.worst.query_token, leak.worst.key_token) == (45, "a", "[PAD]")
+
+
+def test_queries_at_the_end_of_a_cache_are_named() -> None:
+    """Two new tokens after five in the cache: causal counts from the end."""
+    mask = np.tri(7, dtype=bool)[5:]
+    powers = np.exp(np.random.default_rng(0).normal(size=(3, 2, 7))) * mask
+    weights = powers / powers.sum(-1, keepdims=True)
+    leak = only(check(weights, causal=True), "leak:causal")
+    assert leak.cause == "the causal mask is as if the last query stood at the last key"
+    assert check(weights, mask=mask).passed
+
+
+ERRORS: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
+    "ints": (
+        {"weights": np.ones((2, 2), int)},
+        InputError,
+        "weights are int64; floats of 16 to 64 bits expected",
+    ),
+    "six axes": (
+        {"weights": np.ones((1,) * 6)},
+        InputError,
+        "weights of shape [1, 1, 1, 1, 1, 1] do not go with 6 axes; [Q K], [H Q K], [B H Q K] or "
+        "[L B H Q K] is expected, or their order as axes",
+    ),
+    "axes without K": (
+        {"weights": np.ones((2, 2)), "axes": "H Q"},
+        InputError,
+        "weights of shape [2, 2] do not go with axes 'H Q'; [Q K], [H Q K], [B H Q K] or "
+        "[L B H Q K] is expected, or their order as axes",
+    ),
+    "an unknown axis": (
+        {"weights": np.ones((2, 2, 2)), "axes": "Z Q K"},
+        InputError,
+        "axes 'Z Q K': Z is none of L B H Q K",
+    ),
+    "an empty one": (
+        {"weights": np.ones((0, 2))},
+        InputError,
+        "weights have shape [0, 2]; none of its sizes may be 0",
+    ),
+    "uneven lists": (
+        {"weights": [[1.0], [1.0, 2.0]]},
+        InputError,
+        "an even list of numbers is expected; rows differ in length",
+    ),
+    "layers of two shapes": (
+        {"weights": [np.eye(2), np.eye(3)]},
+        InputError,
+        "layers have shapes [1, 1, 2, 2] and [1, 1, 3, 3]; one is expected",
+    ),
+    "L in a list": (
+        {"weights": [np.eye(2)], "axes": "L Q K"},
+        InputError,
+        "axes names L, and a list has a layer for each item; leave L out",
+    ),
+    "a side": (
+        {"weights": np.eye(2), "pad_side": "up"},
+        InputError,
+        "pad_side is 'up'; right or left is expected",
+    ),
+    "too many lengths": (
+        {"weights": np.eye(2), "lengths": [1, 2]},
+        InputError,
+        "lengths are [1, 2]; 1 whole number is expected, one a sequence",
+    ),
+    "a length too long": (
+        {"weights": np.eye(2), "lengths": [3]},
+        InputError,
+        "lengths has 3; the array has 2 places, 0 to 2 fit",
+    ),
+    "no length at all": (
+        {"weights": np.eye(2), "lengths": [0]},
+        InputError,
+        "every one of lengths is 0; there is nothing to check",
+    ),
+    "tokens of another batch": (
+        {"weights": np.ones((3, 1, 2, 2)), "tokens": [["a", "b"], ["c", "d"]]},
+        InputError,
+        "tokens has 2 sequences; the array has 3",
+    ),
+    "tokens of another length": (
+        {"weights": np.eye(2), "tokens": ["a", "b", "c"]},
+        InputError,
+        "tokens of sequence 0 are 3; 2 or, with padding, 2 fit",
+    ),
+    "segments of no tokens": (
+        {"weights": np.eye(2), "segments": True},
+        InputError,
+        "segments end at [SEP], and the tokens are not known; give tokens",
+    ),
+    "an additive mask": (
+        {"weights": np.eye(2), "mask": np.array([[0, -1e9], [0, 0]])},
+        InputError,
+        "the mask is float64 with other numbers than 0 and 1; give True where a query may look: "
+        "mask == 0 of one that is added to scores",
+    ),
+    "holes in the padding": (
+        {"weights": np.eye(3), "padding_mask": [[1, 0, 1]]},
+        InputError,
+        "the padding mask has padding between real tokens, or on both sides; give it as a mask "
+        "[B 1 Tk] instead",
+    ),
+    "a padding mask of another size": (
+        {"weights": np.eye(3), "padding_mask": [[1, 0]]},
+        InputError,
+        "the padding mask has shape [1, 2]; [1 3] is expected",
+    ),
+    "a padding mask of numbers": (
+        {"weights": np.eye(3), "padding_mask": [[1, 0, -5]]},
+        InputError,
+        "the padding mask holds other numbers than 0 and 1",
+    ),
+    "padding twice": (
+        {"weights": np.eye(3), "padding_mask": [[1, 1, 1]], "lengths": [3]},
+        ConfigError,
+        "lengths and padding_mask both tell the padding; give one of them",
+    ),
+    "a tolerance": (
+        {"weights": np.eye(3), "tolerance": -1.0},
+        ConfigError,
+        "tolerance is -1.0; 0 to below 1 is expected",
+    ),
+    "positions alone": (
+        {"weights": np.eye(3), "positions": "rope"},
+        ConfigError,
+        "positions goes with expect: it tells what to do with q and k",
+    ),
+    "unknown positions": (
+        {"weights": np.eye(3), "positions": "sine", "expect": (np.eye(3), np.eye(3))},
+        ConfigError,
+        "--positions is 'sine'; it must be one of none, rope, rope-pairs, alibi, rope:BASE for "
+        "another base than 10000",
+    ),
+    "a base that is none": (
+        {"weights": np.eye(3), "positions": "rope:x", "expect": (np.eye(3), np.eye(3))},
+        ConfigError,
+        "--positions is 'rope:x'; it must be one of none, rope, rope-pairs, alibi, rope:BASE for "
+        "another base than 10000",
+    ),
+    "q alone": (
+        {"weights": np.eye(3), "expect": (np.eye(3),)},
+        ConfigError,
+        "--expect has 1 tensors; q and k, or q, k and v are expected",
+    ),
+    "v for nothing": (
+        {"weights": np.eye(3), "expect": (np.eye(3),) * 3},
+        ConfigError,
+        "--expect has a v, and there is no context to compare: give it with --context, or leave v "
+        "out",
+    ),
+    "a context of no v": (
+        {"weights": np.eye(3), "expect": (np.eye(3),) * 2, "context": np.eye(3)},
+        ConfigError,
+        "--context is weights · V: --expect needs a v as well",
+    ),
+    "q of another size": (
+        {"weights": np.ones((2, 5, 3, 3)), "expect": (np.ones((2, 5, 4, 8)),) * 2},
+        InputError,
+        "q has shape [2, 5, 4, 8]; [B H T d], [B T H d] or [B T H·d] is expected for L=1 B=2 T=3 "
+        "H=5",
+    ),
+    "q of several layers": (
+        {"weights": np.ones((4, 2, 5, 3, 3)), "expect": (np.ones((2, 5, 3, 8)),) * 2},
+        InputError,
+        "q has shape [2, 5, 3, 8]; [B H T d], [B T H d] or [B T H·d] is expected, L in front, for "
+        "L=4 B=2 T=3 H=5",
+    ),
+    "whole numbers for q": (
+        {"weights": np.eye(3), "expect": (np.eye(3, dtype=int),) * 2},
+        InputError,
+        "q is int64; floats are expected",
+    ),
+    "heads of two widths": (
+        {"weights": np.eye(3), "expect": (np.ones((3, 4)), np.ones((1, 3, 5)))},
+        InputError,
+        "heads of q have 4 numbers, those of k 5",
+    ),
+    "values of two widths": (
+        {
+            "weights": np.eye(3),
+            "expect": (np.ones((3, 4)), np.ones((3, 4)), np.ones((1, 3, 5))),
+            "context": np.ones((3, 4)),
+        },
+        InputError,
+        "heads of v have 5 numbers, those of context 4",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", ERRORS)
+def test_what_does_not_fit_is_one_clear_line(name: str) -> None:
+    given, kind, message = ERRORS[name]
+    with pytest.raises(kind) as caught:
+        check(**given)
+    assert str(caught.value) == message
+
+
+def test_expected_tensors_in_every_order_of_axes() -> None:
+    weights = INPUTS.scores.softmax(-1)
+    q, k = INPUTS.heads(INPUTS.q), INPUTS.heads(INPUTS.k)
+    for change in (
+        lambda x: x,
+        lambda x: x.transpose(1, 2),
+        lambda x: x.transpose(1, 2).flatten(2),
+        lambda x: x[None],
+        lambda x: x.transpose(1, 2)[None],
+        lambda x: x.transpose(1, 2).flatten(2)[None],
+    ):
+        assert list(check(weights, expect=(change(q), change(k)))) == []
+    one = weights[0]
+    for change in (
+        lambda x: x[0],
+        lambda x: x[0].transpose(0, 1),
+        lambda x: x[0].mT.flatten(0, 1).T,
+    ):
+        assert list(check(one, expect=(change(q), change(k)))) == []
+    assert list(check([one, weights[1]], expect=(q, k))) == []  # L H T d
+    assert list(check([one, weights[1]], expect=(INPUTS.q, INPUTS.k))) == []  # L T H·d
+    assert list(check(weights[0, 0], expect=(q[0, 0], k[0, 0]))) == []
+
+
+def test_key_heads_side_by_side_are_counted_by_the_width_of_a_query() -> None:
+    q, k = grouped()
+    merged = k.transpose(1, 2).flatten(2)  # B T Hkv·d
+    weights = (q @ k.repeat_interleave(2, 1).mT / 10**0.5).softmax(-1)
+    assert list(check(weights, expect=(q, merged))) == []
+    context = weights @ k.repeat_interleave(2, 1)
+    assert list(check(weights, expect=(q, merged, merged), context=context)) == []
+    subject = make_subject(weights)
+    assert read_heads("k", merged, subject, of_keys=True, width=10).n_heads == 2
+
+
+def test_several_layers_each_with_a_mistake_of_its_own() -> None:
+    q, k = grouped(3, 3)
+    products = q @ k.mT
+    weights = [
+        (products / 10**0.5).softmax(-1),
+        products.softmax(-1),
+        (products / 10).softmax(-1),
+        products.softmax(-1),
+        torch.full_like(products, 1 / 7),
+    ]
+    q5, k5 = (x[None].expand(5, -1, -1, -1, -1) for x in (q, k))
+    found = [f for f in check(weights, expect=(q5, k5)) if f.name == "expected"]
+    assert {f.cause.split(":")[0].split(",")[0]: {h.layer for h in f.heads} for f in found} == {
+        "the scale is missing": {1, 3},
+        "scores are divided by d_k = 10": {2},
+        "none of the usual mistakes gives these numbers": {4},
+    }
+
+
+def test_too_large_to_compute_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("attnviz.machine.free_memory", lambda: 1000)
+    with pytest.raises(InputError) as caught:
+        check(INPUTS.scores.softmax(-1), expect=(INPUTS.q, INPUTS.k))
+    assert str(caught.value) == (
+        "computing a layer again (2.3 KiB as float64) needs 13.8 KiB of memory and 0.977 KiB "
+        "are free; give fewer sequences or tokens, cut from all files alike"
+    )
+
+
+# ── in a test of one's own ───────────────────────────────────────────────────────────────────
+
+
+def test_assert_attention_says_what_is_wrong() -> None:
+    weights = clean(1, 1, 3, 7, 7)
+    assert attnviz.assert_attention(weights, causal=True) is None
+    weights[0, 0, 1, 2, 6] = 0.5
+    with pytest.raises(AssertionError) as caught:
+        assert_attention(weights, causal=True, tokens=list("abcdefg"))
+    assert str(caught.value) == (
+        "attention is wrong\n"
+        "FAILS  rows that do not sum to 1: 1 row in 1 of 3 heads (head 1)\n"
+        "       worst: head 1 query 2 'c': sum 1.5\n"
+        "       weights were changed after softmax: thresholded, averaged, or cut off\n"
+        "FAILS  weight where the causal mask forbids it: 1 cell in 1 of 3 heads (head 1)\n"
+        "       worst: head 1 query 2 'c' key 6 'g': weight 0.5\n"
+        "       forbidden cells have weight here and there: the mask that was used has holes, or "
+        "weights were changed afterwards\n"
+        "2 findings fail"
+    )
+
+
+def test_every_finding_is_one_of_the_checks() -> None:
+    for name, (told, _) in WRONG.items():
+        report = check(getattr(wrong, name)(INPUTS), **told)
+        for finding in report:
+            assert finding.name.partition(":")[0] in CHECKS
+            assert finding.name in report.checked
+            assert finding.count >= len(finding.heads) >= 1
+
+
+def test_numbers_that_are_nearly_round_are_shown_so() -> None:
+    shown = [number(x) for x in (0.0, 1.0, 0.12345, 1.00004, 1 - 1e-7, 1 + 1e-12, -2.5, 1e-30)]
+    assert shown == ["0", "1", "0.123", "1.00004", "0.9999999", "1", "-2.5", "1e-30"]
+    assert [number(x) for x in (np.nan, np.inf, -np.inf)] == ["NaN", "infinity", "-infinity"]
+
+
+def test_ranges() -> None:
+    assert ranges([0, 4, 5, 6, 9]) == "0, 4-6, 9"
+
+
+def test_many_layers_are_counted() -> None:
+    weights = clean(12, 1, 4, 5, 5)
+    for layer in range(6):
+        weights[2 * layer, 0, layer % 4, 0, 4] = 0.1
+        weights[2 * layer, 0, 3, 1, 4] = 0.2
+    report = check(weights, causal=True)
+    assert report.lines(only(report, "leak:causal"))[0] == (
+        "weight where the causal mask forbids it: 12 cells in 11 of 48 heads "
+        "(layers 0, 8: heads 0, 3; layers 2, 10: heads 1, 3; layer 4: heads 2-3; layer 6: head 3)"
+    )
+    weights[1] = 1
+    report = check(weights, causal=True)
+    assert "layer 1: all heads" in report.lines(only(report, "leak:causal"))[0]
