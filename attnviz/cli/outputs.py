@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Generic, TypeVar
 
 from attnviz.cli.console import remark, result
 from attnviz.cli.files import PAGES, PICTURES, Staging
@@ -23,8 +23,15 @@ if TYPE_CHECKING:
     from attnviz.sources.run import Run
 
 
-class Outputs:
-    """What is to be written where. Planned before the computation, written after it."""
+Done = TypeVar("Done")
+"""What a computation gives."""
+
+
+class Plans(Generic[Done]):
+    """What is to be written where. Planned before the computation, written after it.
+
+    A subclass says how each form is made of what was computed.
+    """
 
     def __init__(
         self,
@@ -44,7 +51,7 @@ class Outputs:
         self._shown = spaced if look.spaces else as_it_is
         self._sequences, self._heads = sequences, heads
         self._several_layers, self._several = several  # layers, sequences
-        self._writers: list[Callable[[Run], list[str] | None]] = []
+        self._writers: list[Callable[[Done], list[str] | None]] = []
 
     def plan(self, path: Path, kind: str) -> None:
         """Claim the files of one -o."""
@@ -56,37 +63,31 @@ class Outputs:
             self._writers.append(partial(self._page, self._staging.plan(path)))
             self.written.append(printable(path))
         else:
-            self._writers.append(partial(_save, self._staging.plan(path), kind))
+            self._writers.append(partial(self._save, self._staging.plan(path), kind))
             self.written.append(printable(path))
 
-    def writers(self, done: Run) -> list[Callable[[], object]]:
+    def writers(self, done: Done) -> list[Callable[[], object]]:
         """One call for each output; remarks of the renderers are collected."""
         return [partial(self._write, writer, done) for writer in self._writers]
 
-    def print_maps(self, drawn: AttentionResult, console: Console, show: bool | None) -> None:
-        """Each head's measures, its map where the terminal shows maps, and what was written."""
-        from attnviz.render.tables import print_heads
-
-        heads = self._places(drawn)
-        for sequence in self._sequences:
-            result("")
-            print_heads(drawn, sequence, console, heads)
-        if console.is_terminal if show is None else show:
-            from attnviz.render.terminal import heatmaps
-
-            shown, look = self._shown(drawn), self._look
-            for sequence in self._sequences:
-                result("")
-                heatmaps(shown, sequence, console, heads, look.vmax, look.cmap)
-        for line in self.written:
-            remark(f"Wrote {line}")
-
-    def _places(self, drawn: AttentionResult) -> list[tuple[int, int]]:
-        """The heads to draw by where they stand in the result."""
-        at = {number: i for i, number in enumerate(drawn.layer_numbers)}
+    def _at(self, layer_numbers: Sequence[int]) -> list[tuple[int, int]]:
+        """The heads to draw by where they stand in a result with these layers."""
+        at = {number: i for i, number in enumerate(layer_numbers)}
         return [(at[layer], head) for layer, head in self._heads]
 
-    def _write(self, writer: Callable[[Run], list[str] | None], done: Run) -> None:
+    def _overview(self, place: Path, sequence: int, done: Done) -> list[str]:
+        raise NotImplementedError
+
+    def _singles(self, files: list[Path], sequence: int, done: Done) -> list[str]:
+        raise NotImplementedError
+
+    def _page(self, place: Path, done: Done) -> list[str]:
+        raise NotImplementedError
+
+    def _save(self, place: Path, kind: str, done: Done) -> None:
+        raise NotImplementedError
+
+    def _write(self, writer: Callable[[Done], list[str] | None], done: Done) -> None:
         self.notices += writer(done) or []
 
     def _plan_folder(self, folder: Path) -> None:
@@ -121,10 +122,32 @@ class Outputs:
             self.n_pictures += 1
             self.written.append(printable(name))
 
+
+class Outputs(Plans["Run"]):
+    """Files of whole maps, and what the terminal shows of them."""
+
+    def print_maps(self, drawn: AttentionResult, console: Console, show: bool | None) -> None:
+        """Each head's measures, its map where the terminal shows maps, and what was written."""
+        from attnviz.render.tables import print_heads
+
+        heads = self._at(drawn.layer_numbers)
+        for sequence in self._sequences:
+            result("")
+            print_heads(drawn, sequence, console, heads)
+        if console.is_terminal if show is None else show:
+            from attnviz.render.terminal import heatmaps
+
+            shown, look = self._shown(drawn), self._look
+            for sequence in self._sequences:
+                result("")
+                heatmaps(shown, sequence, console, heads, look.vmax, look.cmap)
+        for line in self.written:
+            remark(f"Wrote {line}")
+
     def _overview(self, place: Path, sequence: int, done: Run) -> list[str]:
         from attnviz.render.heatmap import draw_overview
 
-        heads = self._places(done.result)
+        heads = self._at(done.result.layer_numbers)
         notices = draw_overview(self._shown(done.result), sequence, place, self._look, heads)
         self._work.advance()
         return notices
@@ -132,7 +155,7 @@ class Outputs:
     def _singles(self, files: list[Path], sequence: int, done: Run) -> list[str]:
         from attnviz.render.heatmap import draw_heads
 
-        places = zip(self._places(done.result), files, strict=True)
+        places = zip(self._at(done.result.layer_numbers), files, strict=True)
         targets = [(layer, head, file) for (layer, head), file in places]
         return draw_heads(
             self._shown(done.result), sequence, targets, self._look, self._work.advance
@@ -145,18 +168,17 @@ class Outputs:
         return write_page(
             self._shown(done.result),
             place,
-            heads=self._places(done.result),
+            heads=self._at(done.result.layer_numbers),
             steps=done.steps,
             command=command,
             sequences=self._sequences,
         )
 
+    def _save(self, place: Path, kind: str, done: Run) -> None:
+        from attnviz.result import save_json, save_npz, save_safetensors
 
-def _save(place: Path, kind: str, done: Run) -> None:
-    from attnviz.result import save_json, save_npz, save_safetensors
-
-    save = {".json": save_json, ".npz": save_npz, ".safetensors": save_safetensors}
-    save[kind](done.result, place)
+        save = {".json": save_json, ".npz": save_npz, ".safetensors": save_safetensors}
+        save[kind](done.result, place)
 
 
 def _summary(names: Sequence[str]) -> str:

@@ -9,10 +9,12 @@ from typing import TYPE_CHECKING, Annotated
 from attnviz.cli.console import remark, result
 from attnviz.cli.facts import mask_facts, print_facts, token_facts
 from attnviz.cli.files import RUNS, Staging
+from attnviz.cli.long import demand, run_in_blocks
 from attnviz.cli.options import (
     OUTPUT,
     InputFlags,
     LayerFlags,
+    LongFlags,
     LookFlags,
     MaskFlags,
     ModelFlags,
@@ -49,6 +51,7 @@ def run(
     masking: MaskFlags,
     look: LookFlags,
     output: OutputFlags,
+    long: LongFlags,
     keep: Annotated[
         str | None,
         optional(
@@ -82,6 +85,12 @@ def run(
     chosen_heads = output.chosen_heads(source.n_layers, source.n_heads, source.absent)
 
     text = source.read()
+    demanded = demand(long, source, text)
+    if demanded is not None:
+        if save_layer is not None:
+            raise OutputError(f"--save-layer goes with whole maps; this is {demanded.why}")
+        run_in_blocks(source, text, demanded, look, output, kept, trace)
+        return
     chosen = output.chosen_sequences(len(text.queries))
     with Staging(output.force) as staging, Work() as work:
         several = (source.n_layers > 1, len(text.queries) > 1)

@@ -644,26 +644,40 @@ def print_heads(
     rows = sorted({int(each.rows[at]) for at in heads})
     counted = " to ".join(f"{n:,}" for n in (rows[:1] + rows[1:][-1:]))
     title = f"heads of {where}: means over {counted} query rows"
-    write(console, *flow([paper.text(title, "bold")], paper.width, "  "))
     if rows in ([], [0]):
+        write(console, *flow([paper.text(title, "bold")], paper.width, "  "))
         return
     names = [name_of_head(result, at) for at in heads]
-    numbers = [[f"{means[measure_][at]:.3f}" for measure_ in MEASURES] for at in heads]
+    values = [[float(means[measure_][at]) for measure_ in MEASURES] for at in heads]
+    print_measures(title, names, values, MEASURES, console)
+
+
+def print_measures(
+    title: str,
+    names: Sequence[str],
+    values: Sequence[Sequence[float]],
+    measures: Mapping[str, str],
+    console: Console,
+) -> None:
+    """A line of numbers for each head by name, `-` for NaN; `measures` tells their names, units."""
+    paper = Paper.of(console)
+    write(console, *flow([paper.text(title, "bold")], paper.width, "  "))
+    numbers = [[f"{value:.3f}" for value in line] for line in values]
     numbers = [["-" if number == "nan" else number for number in line] for line in numbers]
     table = [
         [Text(name, "bold"), *map(Text, line)] for name, line in zip(names, numbers, strict=True)
     ]
-    lines = grid(["head", *MEASURES], table, {1, 2, 3, 4, 5})
+    lines = grid(["head", *measures], table, set(range(1, len(measures) + 1)))
     if widest(lines) <= paper.width:
         write(console, lines[0], paper.rule(widest(lines)), *lines[1:])
     else:
         for name, line in zip(names, numbers, strict=True):
-            pieces = [f"{m} {n}" for m, n in zip(MEASURES, line, strict=True)]
+            pieces = [f"{m} {n}" for m, n in zip(measures, line, strict=True)]
             write(
                 console,
                 *flow([Text(f"head {name}", "bold"), *map(Text, pieces)], paper.width, "  "),
             )
-    units = [Text(f"{name}: {unit}", "dim") for name, unit in MEASURES.items()]
+    units = [Text(f"{name}: {unit}", "dim") for name, unit in measures.items()]
     write(console, *flow(units, min(paper.width, 100), "  "))
 
 

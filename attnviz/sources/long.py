@@ -198,25 +198,47 @@ class Windows:
 
     def __init__(
         self,
-        rows: range,
-        columns: range,
+        ranges: Callable[[int, int], tuple[range, range]],
         sequence: int,
         heads: Sequence[tuple[int, int]],
     ) -> None:
-        """`heads` are (layer number, head)."""
-        self._rows, self._columns, self._sequence, self._heads = rows, columns, sequence, heads
+        """`ranges` tells, of so many queries and keys, those that are wanted; `heads` are (layer
+        number, head)."""
+        self._ranges, self._sequence, self._heads = ranges, sequence, heads
+        self._rows, self._columns = range(0), range(0)
         self._found: list[tuple[npt.NDArray[np.float32], npt.NDArray[np.bool_]]] = []
 
     def each(self, layer: int, attention: LongAttention) -> None:
         heads = [head for number, head in self._heads if number == layer]
         if not heads:
             return
+        if not self._found:
+            self._begin(attention)
         weights, allowed = windows_of(attention, self._rows, self._columns, self._sequence, heads)
         whole = np.zeros((attention.n_heads, *weights.shape[1:]), np.float32)
         whole[heads] = weights
         masks = np.zeros((attention.n_heads, *weights.shape[1:]), np.bool_)
         masks[heads] = allowed
         self._found.append((whole, masks))
+
+    def _begin(self, attention: LongAttention) -> None:
+        """Find where the window stands, and whether there is memory for it."""
+        starts = [
+            0 if each is None else each[self._sequence]
+            for each in (attention.query_starts, attention.key_starts)
+        ]
+        found = self._ranges(attention.queries - starts[0], attention.keys - starts[1])
+        self._rows, self._columns = (
+            range(part.start + start, part.stop + start)
+            for part, start in zip(found, starts, strict=True)
+        )
+        n_layers = len({number for number, _ in self._heads})
+        cells = len(self._rows) * len(self._columns) * attention.n_heads * n_layers
+        require_memory(
+            13 * cells,
+            f"a window of {len(self._rows):,} × {len(self._columns):,} weights of each head",
+            "give fewer rows or columns, or pool the whole: --pool 1024",
+        )
 
     def result(self, queries: Batch, keys: Batch, facts: Mapping[str, Any]) -> AttentionResult:
         """The window of all layers that were wanted."""

@@ -1,0 +1,315 @@
+"""What `run` does with texts whose maps are too large to be held whole, and with parts of a map."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from attnviz.cli.console import remark, result
+from attnviz.cli.facts import Fact, print_facts, token_facts
+from attnviz.cli.files import PAGES, Staging
+from attnviz.cli.options import LongFlags, LookFlags, OutputFlags
+from attnviz.cli.outputs import Outputs, Plans
+from attnviz.cli.progress import Work
+from attnviz.cli.source import ComputedLong, Source
+from attnviz.errors import ConfigError, OutputError, printable
+from attnviz.machine import free_memory, human_bytes
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from attnviz.cli.inputs import TextInput
+    from attnviz.pooled import PooledResult
+    from attnviz.result import AttentionResult
+
+PIXELS = 1024
+"""Pixels along a side, where --pool does not say."""
+
+LARGEST_MAPS = 2**29
+"""Bytes that the pictures of all heads may take, where --pool does not say: many heads have fewer
+pixels."""
+
+PAGE_PIXELS = 2**24
+"""Pixels of all maps of a page together, where --pool does not say: what can be zoomed into."""
+
+KEEPABLE = ("q", "k")
+"""What a long run can keep, both together."""
+
+
+@dataclass(frozen=True)
+class Demand:
+    """Why a text is run in blocks, in words, and what is wanted of it."""
+
+    why: str
+    flags: LongFlags
+
+
+def demand(flags: LongFlags, source: Source, text: TextInput) -> Demand | None:
+    """Whether the text is to be run in blocks; None where whole maps will do."""
+    if flags.given:
+        return Demand("a part of the map", flags)
+    if flags.pool is not None:
+        return Demand(f"--pool {flags.pool}", flags)
+    needed, budget = source.bytes_needed(text), flags.budget()
+    limit = free_memory() // 2 if budget is None else budget
+    if needed <= limit:
+        return None
+    said = (
+        f"--memory {flags.memory}" if budget else f"half of the free memory, {human_bytes(limit)}"
+    )
+    return Demand(f"whole maps would take {human_bytes(needed)}, more than {said}", flags)
+
+
+def run_in_blocks(
+    source: Source,
+    text: TextInput,
+    demanded: Demand,
+    look: LookFlags,
+    output: OutputFlags,
+    keep: Sequence[str],
+    trace: bool,
+) -> None:
+    """Run `text` through `source` without ever holding a map; draw it, save it, report it."""
+    heads = output.chosen_heads(source.n_layers, source.n_heads, source.absent)
+    chosen = output.chosen_sequences(len(text.queries))
+    if demanded.flags.given:
+        _run_window(source, text, demanded, look, output, keep, heads, chosen, trace)
+    else:
+        _run_pooled(source, text, demanded, look, output, keep, heads, chosen, trace)
+
+
+def _run_pooled(
+    source: Source,
+    text: TextInput,
+    demanded: Demand,
+    look: LookFlags,
+    output: OutputFlags,
+    keep: Sequence[str],
+    heads: list[tuple[int, int]],
+    chosen: list[int],
+    trace: bool,
+) -> None:
+    wrong = next((name for name in keep if name not in KEEPABLE), None)
+    if wrong is not None:
+        raise ConfigError(
+            f"--keep {wrong}: this text is pooled ({demanded.why}), and q,k is all that can be kept"
+        )
+    places = output.places()
+    pages = any(kind in PAGES for _, kind in places)
+    n_maps = len({layer for layer, _ in heads}) * source.n_heads * len(text.queries)
+    pixels = demanded.flags.pool or _usual_pixels(n_maps, pages)
+    with Staging(output.force) as staging, Work() as work:
+        several = (source.n_layers > 1, len(text.queries) > 1)
+        outputs = LongOutputs(staging, look, chosen, heads, several, work)
+        for path, kind in places:
+            outputs.plan(path, kind)
+        from attnviz.sources.long import Pooler, Pooling
+
+        pooling = Pooling(pixels, keep=bool(keep))
+        layers = sorted({layer for layer, _ in heads})
+
+        def progress(done: int, total: int) -> None:
+            if done == 0 or not progressing:
+                progressing.append(True)
+                work.stage("pooling attention", total, "weights")
+            work.reach(done, total)
+
+        progressing: list[bool] = []
+        pooler = Pooler(pooling, len(layers), progress, layers)
+        work.stage("reading")
+        done = source.compute_long(text, pooling, pooler.each, layers, work.stage)
+        queries, keys = done.queries, done.queries if done.keys is None else done.keys
+        pooled = pooler.result(queries, keys, done.run.facts)
+        work.stage("drawing", outputs.n_pictures)
+        staging.write(outputs.writers(pooled))
+    if output.quiet:
+        return
+    from attnviz.render.console import make_console
+
+    console = make_console()
+    for notice in (*text.notices, *done.notices, *dict.fromkeys(outputs.notices)):
+        remark(notice)
+    _report(source, done, pooled_facts(pooled, demanded.why), console, trace)
+    outputs.print_maps(pooled, console, output.show)
+
+
+def _usual_pixels(n_maps: int, pages: bool) -> int:
+    """Pixels along a side, so that all maps together stay within bounds."""
+    most = PIXELS
+    if pages:
+        most = 4 * PIXELS
+        while most > PIXELS and most**2 * n_maps > PAGE_PIXELS:
+            most //= 2
+    while most > 128 and most**2 * 8 * n_maps > LARGEST_MAPS:
+        most //= 2
+    return most
+
+
+def _run_window(
+    source: Source,
+    text: TextInput,
+    demanded: Demand,
+    look: LookFlags,
+    output: OutputFlags,
+    keep: Sequence[str],
+    heads: list[tuple[int, int]],
+    chosen: list[int],
+    trace: bool,
+) -> None:
+    if keep:
+        raise ConfigError(f"--keep {','.join(keep)} keeps whole tensors; --rows and --cols a part")
+    if len(chosen) > 1:
+        raise ConfigError(
+            f"--rows and --cols draw a part of one sequence, there are {len(chosen)}: "
+            f"--sequences {chosen[0]}, say"
+        )
+    from attnviz.sources.long import Pooling, Windows
+    from attnviz.sources.run import Run
+
+    with Staging(output.force) as staging, Work() as work:
+        outputs = Outputs(staging, look, [0], heads, (source.n_layers > 1, False), work)
+        for path, kind in output.places():
+            outputs.plan(path, kind)
+        layers = sorted({layer for layer, _ in heads})
+        windows = Windows(demanded.flags.ranges, chosen[0], heads)
+        work.stage("computing attention")
+        done = source.compute_long(text, Pooling(1, 0), windows.each, layers, work.stage)
+        keys = done.queries if done.keys is None else done.keys
+        drawn = windows.result(done.queries, keys, done.run.facts)
+        work.stage("drawing", outputs.n_pictures)
+        staging.write(outputs.writers(Run(drawn, done.run.steps)))
+    if output.quiet:
+        return
+    from attnviz.render.console import make_console
+
+    console = make_console()
+    for notice in (*text.notices, *done.notices, *dict.fromkeys(outputs.notices)):
+        remark(notice)
+    _report(source, done, window_facts(drawn), console, trace)
+    outputs.print_maps(drawn, console, output.show)
+
+
+def window_facts(drawn: AttentionResult) -> list[Fact]:
+    """Which part of the map it is; its weights are those of the whole."""
+    where = drawn.source.rpartition(", queries ")[2]
+    masks = ", ".join(map(printable, drawn.masks)) or "none: every query may look at every key"
+    return [
+        ("masks", masks),
+        (
+            "part",
+            f"queries {where}, at full resolution; rows sum to 1 over all keys, not over these",
+        ),
+    ]
+
+
+def pooled_facts(pooled: PooledResult, why: str) -> list[Fact]:
+    """Why a run was pooled, what a pixel is, and what is exact."""
+    rows, keys = pooled.cells
+    pixels = f"{pooled.mean.shape[3]} × {pooled.mean.shape[4]} pixels"
+    size = f"{pooled.n_queries:,} × {pooled.n_keys:,} weights"
+    masks = ", ".join(map(printable, pooled.masks)) or "none: every query may look at every key"
+    exact = "means, largest weights and each row's numbers are of every weight; none is left out"
+    return [
+        ("masks", masks),
+        ("pooled", f"{why}" if why else "a saved long run"),
+        ("", f"{size} a head as {pixels} of {rows} × {keys}; {exact}"),
+    ]
+
+
+def _report(
+    source: Source, done: ComputedLong, more: list[Fact], console: Console, trace: bool
+) -> None:
+    from attnviz.render.console import ascii_only
+    from attnviz.render.tables import print_trace
+
+    facts = [
+        *source.facts(done.run),
+        *more,
+        *token_facts(done.queries, done.keys, ascii_only(console)),
+    ]
+    print_facts(console, facts)
+    if trace:
+        result("")
+        print_trace(done.run.steps, console, cross=done.keys is not None)
+
+
+class LongOutputs(Plans["PooledResult"]):
+    """The same files of a long run: pictures of pixels, a page to zoom into, pooled maps."""
+
+    def plan(self, path: Path, kind: str) -> None:
+        if kind == ".json":
+            raise OutputError(
+                f"-o {printable(path)}: a long run is saved as .npz or .safetensors, not as JSON"
+            )
+        super().plan(path, kind)
+
+    def print_maps(self, pooled: PooledResult, console: Console, show: bool | None) -> None:
+        """Each head's measures, its map where the terminal shows maps, and what was written."""
+        heads = self._at(pooled.layer_numbers)
+        for sequence in self._sequences:
+            result("")
+            _print_measures(pooled, sequence, heads, console)
+        if console.is_terminal if show is None else show:
+            from attnviz.render.terminal_long import long_maps
+
+            for sequence in self._sequences:
+                result("")
+                long_maps(pooled, sequence, console, heads, self._look.vmax, self._look.cmap)
+        for line in self.written:
+            remark(f"Wrote {line}")
+
+    def _overview(self, place: Path, sequence: int, done: PooledResult) -> list[str]:
+        from attnviz.render.long import draw_overview
+
+        heads = self._at(done.layer_numbers)
+        notices = draw_overview(done, sequence, place, self._look, heads)
+        self._work.advance()
+        return notices
+
+    def _singles(self, files: list[Path], sequence: int, done: PooledResult) -> list[str]:
+        from attnviz.render.long import draw_heads
+
+        places = zip(self._at(done.layer_numbers), files, strict=True)
+        targets = [(layer, head, file) for (layer, head), file in places]
+        return draw_heads(done, sequence, targets, self._look, self._work.advance)
+
+    def _page(self, place: Path, done: PooledResult) -> list[str]:
+        from attnviz.render.long_page import write_long_page
+
+        command = "attnviz " + shlex.join(sys.argv[1:])
+        heads = self._at(done.layer_numbers)
+        return write_long_page(done, place, heads, self._sequences, self._look, command)
+
+    def _save(self, place: Path, kind: str, done: PooledResult) -> None:  # noqa: ARG002
+        from attnviz.pooled import save
+
+        save(done, place)
+
+
+def _print_measures(
+    pooled: PooledResult, sequence: int, heads: Sequence[tuple[int, int]], console: Console
+) -> None:
+    from attnviz.render.tables import print_measures
+
+    measures = {
+        "entropy": "bits",
+        "largest": "mean of the largest weight",
+        "self": "share on the same position",
+        "previous": "on the one before",
+        "near": f"less than {pooled.near} positions away",
+        "first": "share on the first token",
+        "distance": "positions",
+    }
+    means = pooled.row_means(sequence)
+    rows = int(pooled.query_valid[sequence].sum())
+    names = [
+        f"L{pooled.layer_numbers[layer]} H{head}" if pooled.names_layers else str(head)
+        for layer, head in heads
+    ]
+    values = [[float(means[name][at]) for name in measures] for at in heads]
+    title = f"heads of sequence {sequence}: means over {rows:,} query rows"
+    print_measures(title, names, values, measures, console)
