@@ -342,6 +342,7 @@ def window_result(
 
     Its tokens are those of the window; `facts` are the fields that say what ran.
     """
+    part = [[rows.start, rows.stop], [columns.start, columns.stop]]
     where = f"queries {rows.start}:{rows.stop}, keys {columns.start}:{columns.stop}"
     source = ", ".join(part for part in (facts["source"], where) if part)
     return AttentionResult(
@@ -351,7 +352,7 @@ def window_result(
         (tuple(key_tokens[sequence][columns.start : columns.stop]),),
         np.array([len(rows)]),
         np.array([len(columns)]),
-        **{**facts, "source": source},
+        **{**facts, "source": source, "config": {**facts["config"], "part": part}},
     )
 
 

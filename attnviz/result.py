@@ -140,6 +140,11 @@ class AttentionResult:
         return int(self.attention.shape[2])
 
     @property
+    def is_part(self) -> bool:
+        """Whether this is a window of a map: its rows go on beyond it, and have no measures."""
+        return "part" in self.config
+
+    @property
     def is_cross(self) -> bool:
         """Whether queries and keys are different texts."""
         return self.query_tokens != self.key_tokens

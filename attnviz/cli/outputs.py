@@ -131,7 +131,7 @@ class Outputs(Plans["Run"]):
         from attnviz.render.tables import print_heads
 
         heads = self._at(drawn.layer_numbers)
-        for sequence in self._sequences:
+        for sequence in () if drawn.is_part else self._sequences:
             result("")
             print_heads(drawn, sequence, console, heads)
         if console.is_terminal if show is None else show:

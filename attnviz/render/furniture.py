@@ -171,12 +171,16 @@ class Subject:
     def short_measures(self, head: Head, n: int) -> str:
         """The first `n` measures of a head above a small map."""
         values = self.measured(head.layer, head.number)
+        if self.result.is_part:
+            return "a part of the map"
         if isnan(values["entropy"]):
             return unmeasured(head)
         return " · ".join(form.format(values[key]) for key, (form, _) in list(SHORT.items())[:n])
 
     def said(self, n: int) -> str:
         """What the overview says of the first `n` measures."""
+        if self.result.is_part:
+            return "a weight is its share of all keys, not of those shown"
         said = ", ".join(text for _, text in list(SHORT.values())[:n])
         return f"above each map, means over its queries: {said}"
 

@@ -106,7 +106,8 @@ class HeadPages:
         subject = self.subject
         values = subject.measured(head.layer, head.number)
         if isnan(values["entropy"]):
-            measures = f"no measures: {unmeasured(head)}"
+            why = "a part of the map" if subject.result.is_part else unmeasured(head)
+            measures = f"no measures: {why}"
         else:
             measures = (
                 f"entropy {values['entropy']:.2f} bits · largest weight {values['largest']:.2f} · "

@@ -55,7 +55,7 @@ def measure(
     """Measure heads on one sequence of `result`. A NaN among a head's rows is that head's.
 
     `heads` are (layer, head) pairs, None means all; no row counts for any other, and nothing of it
-    is looked at.
+    is looked at. The rows of a window are not whole, and none counts.
     """
     at_q, at_k = result.query_positions[sequence], result.key_positions[sequence]
     same = (at_q[:, None] == at_k[None, :]) & result.key_valid[sequence]
@@ -70,7 +70,8 @@ def measure(
         place = (layer, head if result.allowed.shape[2] > 1 else 0)
         if place not in counting:
             mask = result.allowed[place[0], sequence, place[1]]
-            counting[place] = mask.any(-1) & result.query_valid[sequence]
+            whole = result.query_valid[sequence] & (not result.is_part)
+            counting[place] = mask.any(-1) & whole
         rows = counting[place]
         counts[layer, head] = rows.sum()
         weights = result.attention[layer, sequence, head][rows].astype(np.float64)  # rows Tk
