@@ -53,14 +53,16 @@ def rotated(x: Tensor, positions: Tensor, rotary: Rotary) -> Tensor:
     dim = rotary.dim or x.shape[-1]
     angles = positions.double()[:, None, :, None] * rotary_rates(rotary, dim)  # B 1 T dim/2
     cos, sin = angles.cos().to(x), angles.sin().to(x)
-    turning = x[..., :dim]
-    if rotary.neighbours:
-        a, b = turning[..., 0::2], turning[..., 1::2]
-        turned = torch.stack([a * cos - b * sin, b * cos + a * sin], -1).flatten(-2)
-    else:
-        a, b = turning[..., : dim // 2], turning[..., dim // 2 :]
-        turned = torch.cat([a * cos - b * sin, b * cos + a * sin], -1)
-    return torch.cat([turned, x[..., dim:]], -1) if dim < x.shape[-1] else turned
+    one, two = (slice(0, dim, 2), slice(1, dim, 2)) if rotary.neighbours else _halves(dim)
+    a, b = x[..., one], x[..., two]
+    turned = x.new_empty(x.shape)  # contiguous, whatever x is
+    turned[..., one], turned[..., two] = a * cos - b * sin, b * cos + a * sin
+    turned[..., dim:] = x[..., dim:]
+    return turned
+
+
+def _halves(dim: int) -> tuple[slice, slice]:
+    return slice(0, dim // 2), slice(dim // 2, dim)
 
 
 def distances(queries: Tensor, keys: Tensor) -> Tensor:
