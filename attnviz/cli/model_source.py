@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
+from itertools import count
 from typing import TYPE_CHECKING
 
 from attnviz.batch import WHOLE
@@ -17,11 +18,13 @@ from attnviz.cli.options import (
     flags_of,
 )
 from attnviz.cli.progress import Work
-from attnviz.cli.source import Computed
+from attnviz.cli.source import Computed, ComputedLong
 from attnviz.config import DTYPES, choice
 from attnviz.errors import ConfigError
+from attnviz.render.tokens import visible
 
 if TYPE_CHECKING:
+    from attnviz.sources.long import Each, LongRun, Pooling
     from attnviz.sources.run import Run
 
 ALLOWED = ("dtype", "device", "seed")
@@ -53,10 +56,11 @@ class ModelSource:
                 flags.model,
                 revision=flags.revision,
                 trust_remote_code=flags.trust_remote_code,
+                generates=flags.generate is not None,
                 progress=work.stage,
             )
-        has_keys = bool(inputs.keys or inputs.key_file)
-        network = self._outline.network
+        network, self._answers = self._outline.network, tuple[str, ...]()
+        has_keys = bool(inputs.keys or inputs.key_file or flags.generate)
         self.tower = choose_tower(network, self._outline.source, flags.attention, has_keys)
         self._numbers = layer_numbers(network, self.tower)
         self.n_layers = max(self._numbers) + 1
@@ -79,6 +83,7 @@ class ModelSource:
     ) -> Computed:
         from attnviz.sources.from_pretrained import Wanted, run_model
         from attnviz.sources.gathering import KEEPABLE
+        from attnviz.sources.generating import Writing
         from attnviz.sources.loading import load_model
 
         loaded = load_model(
@@ -87,20 +92,56 @@ class ModelSource:
         if progress is not None:
             progress("computing attention")
         notices: list[str] = []
+        flags, n_written = self._flags, count()
+
+        def advance() -> None:
+            if progress is not None:
+                progress(f"computing attention, {next(n_written)} tokens written")
+
         wanted = Wanted(
             attention=self.tower,
             layers=layers,
             keep=[name for name in keep if name in KEEPABLE],
-            max_len=self._flags.max_len,
+            max_len=flags.max_len,
             pad_side=self._inputs.pad_side,
+            words=flags.words,
+            hide_special=flags.hide_special,
+            raw_tokens=flags.raw_tokens,
+            writing=None
+            if flags.generate is None
+            else Writing(flags.generate, flags.temperature, self._layer.seed, advance),
         )
         texts = [" ".join(pieces) for pieces in text.queries]
         keys = None if text.keys is None else [" ".join(pieces) for pieces in text.keys]
         done = run_model(loaded, texts, keys, wanted, notices.append)
+        self._answers = done.answers
         return Computed(done.run, done.queries, done.keys, (), notices)
 
-    def facts(self, run: Run) -> list[Fact]:
+    def bytes_needed(self, text: TextInput) -> int:  # noqa: ARG002
+        """0: how many tokens a text has is known when its tokenizer is loaded; `compute` asks then.
+
+        With --pool, `compute_long` is asked for whatever this says.
+        """
+        return 0
+
+    def compute_long(
+        self,
+        text: TextInput,  # noqa: ARG002
+        pooling: Pooling,  # noqa: ARG002
+        each: Each,  # noqa: ARG002
+        layers: Collection[int] | None = None,  # noqa: ARG002
+        progress: Callable[[str], None] | None = None,  # noqa: ARG002
+    ) -> ComputedLong:
+        raise ConfigError(
+            "--model runs with whole maps: leave the flags for long texts out, and keep fewer "
+            "layers with --layers"
+        )
+
+    def facts(self, run: Run | LongRun) -> list[Fact]:
         """The model by name, the sizes of its attention, the layers that are kept."""
+        from attnviz.sources.run import Run
+
+        assert isinstance(run, Run)  # there are no long ones
         heads = f"{self.n_heads} heads"
         sizes = {axis: size for s in run.steps for axis, size in zip(s.axes, s.shape, strict=True)}
         if "Hkv" in sizes:
@@ -117,7 +158,17 @@ class ModelSource:
             facts.append(("", f"kept: layer{'s' * (len(kept) > 1)} {', '.join(map(str, kept))}"))
         elif run.steps:
             facts.append(("", f"the trace is of layer {kept[0]}, as its code handed it over"))
+        prompts = config.get("n_prompt", ())
+        for i, (n, answer) in enumerate(zip(prompts, self._answers, strict=True)):
+            facts.append(
+                (f"answer {i}", f"after {n} token{'s' * (n != 1)}: {visible_text(answer)}")
+            )
         return facts
+
+
+def visible_text(text: str) -> str:
+    """A text that a model wrote, safe to print on one line; its spaces stay spaces."""
+    return " ".join(visible(word) for word in text.split(" "))
 
 
 def require_alone(

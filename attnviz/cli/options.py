@@ -256,10 +256,52 @@ class ModelFlags:
     max_len: Annotated[
         int | None, optional(panel=MODEL, metavar="N", help="Cut the text to N tokens.")
     ] = None
+    words: Annotated[
+        bool,
+        flag(
+            "--words",
+            panel=MODEL,
+            help="Merge the pieces of a word: columns are added up, rows averaged.",
+        ),
+    ] = False
+    hide_special: Annotated[
+        bool,
+        flag("--hide-special", panel=MODEL, help="Leave out tokens like \\[CLS] and </s>."),
+    ] = False
+    raw_tokens: Annotated[
+        bool,
+        flag(
+            "--raw-tokens",
+            panel=MODEL,
+            help="Name tokens as the tokenizer writes them, Ġworld or ##ing.",
+        ),
+    ] = False
+    generate: Annotated[
+        int | None,
+        optional(
+            panel=MODEL,
+            metavar="N",
+            help="Let the model go on by N tokens; prompt and answer are shown in one map.",
+        ),
+    ] = None
+    temperature: Annotated[
+        float,
+        flag(
+            panel=MODEL,
+            help="Of --generate: 0 takes the likeliest token, above it tokens are drawn with "
+            "--seed.",
+        ),
+    ] = 0.0
 
     def __post_init__(self) -> None:
         if self.max_len is not None:
             check_size("--max-len", self.max_len)
+        if self.generate is not None:
+            check_size("--generate", self.generate)
+        if not 0 <= self.temperature <= 100:  # NaN is not
+            raise ConfigError(f"--temperature is {self.temperature}; 0 (greedy) to 100 will do")
+        if self.temperature and self.generate is None:
+            raise ConfigError("--temperature goes with --generate")
 
     @property
     def given(self) -> list[str]:

@@ -21,7 +21,7 @@ from attnviz.sources.encoding import Encoded, Say, encode, shifted_right
 from attnviz.sources.gathering import KEEPABLE, SCORES, kept, maps, mask_names, remarks
 from attnviz.sources.generating import Writing, side_by_side, write
 from attnviz.sources.loading import LoadedModel, load_model
-from attnviz.sources.regrouping import regrouped
+from attnviz.sources.regrouping import Groups, Labels, regrouped
 from attnviz.sources.run import Run
 from attnviz.sources.subwords import group_labels, readable, respelled, word_groups
 from attnviz.sources.towers import choose_layers, choose_tower, n_heads, tower_names
@@ -55,14 +55,15 @@ class Wanted:
 class ModelRun:
     """A run with the batches that it ran on; `keys` is None where queries look at themselves.
 
-    `n_prompt` are the tokens of each query text that were given, the others were written; () where
-    nothing was.
+    `n_prompt` are the tokens of each query text that were given, `answers` the texts that were
+    written after them; () where nothing was.
     """
 
     run: Run
     queries: Batch
     keys: Batch | None
     n_prompt: tuple[int, ...] = ()
+    answers: tuple[str, ...] = ()
 
 
 def from_pretrained(
@@ -162,7 +163,12 @@ def run_model(
         result = _grouped(result, queries, source, wanted)
         for remark in _hidden(queries, source, wanted):
             say(remark)
-    return ModelRun(Run(result, seen.calls[0].steps), of_queries, of_keys, seen.n_prompt)
+    answers = tuple(
+        str(loaded.tokenizer.decode(list(ids[n:])))
+        for ids, n in zip(queries.ids, seen.n_prompt, strict=bool(seen.n_prompt))
+    )
+    run = Run(result, seen.calls[0].steps)
+    return ModelRun(run, of_queries, of_keys, seen.n_prompt, answers)
 
 
 # ── running ──────────────────────────────────────────────────────────────────────────────────
@@ -354,7 +360,7 @@ def _grouped(
     result: AttentionResult, queries: Encoded, keys: Encoded, wanted: Wanted
 ) -> AttentionResult:
     """Words in place of their pieces, and no special tokens, as it is wanted."""
-    sides = []
+    sides: list[tuple[Groups, Labels]] = []
     for encoded, tokens in ((queries, result.query_tokens), (keys, result.key_tokens)):
         groups, labels = [], []
         for i, valid in enumerate(encoded.valid):
@@ -367,8 +373,8 @@ def _grouped(
             labels.append(group_labels(found, own, text, spans))
         if not any(groups):
             raise InputError("--hide-special leaves no token: all of them are special")
-        sides += [groups, labels]
-    return regrouped(result, *sides)
+        sides.append((groups, labels))
+    return regrouped(result, *sides[0], *sides[1])
 
 
 def _hidden(queries: Encoded, keys: Encoded, wanted: Wanted) -> list[str]:

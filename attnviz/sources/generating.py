@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from attnviz.config import check_size
 from attnviz.errors import ConfigError, InputError, printable
 from attnviz.sources.capturing import Call, capture
 from attnviz.sources.loading import LoadedModel, quiet
@@ -30,12 +31,9 @@ class Writing:
     advance: Callable[[], None] = lambda: None
 
     def __post_init__(self) -> None:
-        if self.n_tokens < 1:
-            raise ConfigError(f"--generate is {self.n_tokens}; it must be at least 1")
+        check_size("--generate", self.n_tokens)
         if not 0 <= self.temperature <= 100:  # NaN is not
-            raise ConfigError(
-                f"--temperature is {self.temperature}; it must be between 0 (greedy) and 100"
-            )
+            raise ConfigError(f"--temperature is {self.temperature}; 0 (greedy) to 100 will do")
 
 
 @dataclass(frozen=True)
