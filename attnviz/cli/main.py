@@ -18,7 +18,7 @@ gc.disable()
 import typer  # noqa: E402
 
 from attnviz import __version__  # noqa: E402
-from attnviz.cli import check, compare, explain, render, run, shapes  # noqa: E402
+from attnviz.cli import check, compare, explain, render, run, shapes, stats  # noqa: E402
 from attnviz.errors import AttnvizError, printable  # noqa: E402
 
 app = typer.Typer(
@@ -35,6 +35,7 @@ app.command("render", epilog=render.EXAMPLES)(render.render)
 app.command("check", epilog=check.EXAMPLES, cls=check.ManyAfterOne)(check.check)
 app.command("compare", epilog=compare.EXAMPLES)(compare.compare)
 app.command("explain", epilog=explain.EXAMPLES)(explain.explain)
+app.command("stats", epilog=stats.EXAMPLES)(stats.stats)
 
 # What typer raises for a flag that cannot be read; the class itself has no public name.
 UsageError: type[Exception] = typer.BadParameter.__bases__[0]

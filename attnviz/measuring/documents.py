@@ -8,9 +8,11 @@ import io
 import json
 import zlib
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import IO, Any, BinaryIO
+
+import numpy as np
 
 from attnviz.errors import ConfigError, InputError, printable, why_unreadable
 
@@ -49,7 +51,8 @@ class Corpus:
 
     `field` names the column or key that holds the documents. `gold` are files of annotated
     documents, which come after the others. `chosen` (numbers, in order) are the only documents
-    that are taken, None for all; `limit` stops after so many.
+    that are taken, None for all; `limit` stops after so many. `names` are what some of the files
+    are called.
     """
 
     paths: tuple[Path, ...]
@@ -58,6 +61,7 @@ class Corpus:
     gold: tuple[Path, ...] = ()
     chosen: tuple[int, ...] | None = None
     limit: int | None = None
+    names: tuple[tuple[Path, str], ...] = ()
 
     @property
     def n_bytes(self) -> int:
@@ -83,11 +87,17 @@ class Corpus:
         """How many documents there are, none of them being taken apart."""
         return sum(1 for _ in self._all())
 
+    def sampled(self, n: int, seed: int) -> Corpus:
+        """`n` of the documents, all equally likely, the same for a seed; all if there are fewer."""
+        drawn = np.random.default_rng(seed).permutation(self.count())[:n]
+        return replace(self, chosen=tuple(sorted(drawn.tolist())))
+
     def _all(self) -> Iterator[tuple[Document | Bad, int]]:
-        before = 0
+        before, names = 0, dict(self.names)
         for i, path in enumerate((*self.paths, *self.gold)):
             is_gold = i >= len(self.paths)
-            for found, position in _file(path, self.field, self.encoding, is_gold):
+            shown = names.get(path, printable(path))
+            for found, position in _file(path, shown, self.field, self.encoding, is_gold):
                 yield found, before + position
             before += path.stat().st_size
 
@@ -127,10 +137,9 @@ def find_files(flag: str, wanted: Sequence[str]) -> tuple[Path, ...]:
 
 
 def _file(
-    path: Path, field: str | None, encoding: str, is_gold: bool
+    path: Path, shown: str, field: str | None, encoding: str, is_gold: bool
 ) -> Iterator[tuple[Document | Bad, int]]:
     """The documents of a file, unnumbered, and how many of its bytes have been read."""
-    shown = printable(path)
     try:
         if path.suffix.lower() == ".parquet":
             yield from _parquet(path, shown, field)

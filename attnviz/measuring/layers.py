@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
+from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
@@ -20,7 +20,9 @@ from attnviz.masks import Rule
 from attnviz.measuring.documents import Document
 from attnviz.measuring.source import Ready, Take
 from attnviz.positions import alibi_slopes
+from attnviz.sources.from_weights import Asked, open_weights
 from attnviz.sources.run import as_array
+from attnviz.sources.weight_files import open_weight_file
 from attnviz.stats.block import Annotation, Block, Texts, texts_of_tokens
 from attnviz.stats.induction import TOKENS, repeated
 from attnviz.stats.words import kind_of
@@ -66,9 +68,18 @@ class Reading:
 
 def open_layer(config: AttentionConfig, vocabulary: tuple[str, ...], reading: Reading) -> Layers:
     """A layer from flags, untrained, whose tokens are those of `vocabulary`."""
-    return Layers(
-        [MultiHeadAttention(config)], Embedding(config, len(vocabulary)), vocabulary, reading
-    )
+    layer, embedding = MultiHeadAttention(config), Embedding(config, len(vocabulary))
+    name = f"a layer from flags, untrained, seed {config.seed}"
+    return Layers([layer], embedding, vocabulary, reading, name)
+
+
+def open_weights_file(
+    path: Path, asked: Asked, vocabulary: tuple[str, ...], reading: Reading
+) -> Layers:
+    """Layers of a file, and its embedding, whose rows are the tokens of `vocabulary`."""
+    weights = open_weights(open_weight_file(path), asked)
+    embedding = weights.load_embedding()
+    return Layers(weights.load(), embedding, vocabulary, reading, f"weights of {path.name}")
 
 
 class Layers:
@@ -82,7 +93,7 @@ class Layers:
         embedding: Embedding,
         vocabulary: Sequence[str],
         reading: Reading,
-        unknown: str | None = None,
+        name: str,
     ) -> None:
         if layers[0].extra_keys or layers[0].distances is not None:
             raise InputError(
@@ -92,7 +103,8 @@ class Layers:
         self._layers, self._embedding, self._reading = list(layers), embedding, reading
         self._vocabulary = tuple(vocabulary)
         self._numbers = {token: i for i, token in enumerate(vocabulary)}
-        self._unknown = unknown
+        self.name = name
+        self.layer_numbers = tuple(range(len(layers)))
 
     @property
     def n_layers(self) -> int:
@@ -108,7 +120,7 @@ class Layers:
             raise InputError("is annotated, and is not cut")
         ids = []
         for token in tokens:
-            number = self._numbers.get(token, self._numbers.get(self._unknown or token))
+            number = self._numbers.get(token, self._numbers.get("[UNK]"))
             if number is None:
                 raise InputError(f"has the token '{printable(token)}', not in the vocabulary")
             ids.append(number)
@@ -144,6 +156,9 @@ class Layers:
         """The tokens of this batch alone: ids come from the layer's own vocabulary."""
         found = (token for each in batch for token in each.tokens)
         return tuple(dict.fromkeys((*SPECIAL_TOKENS, *found)))
+
+    def tokens(self, ready: Ready) -> tuple[str, ...]:
+        return ready.tokens
 
     def probe(self, n: int, seed: int) -> list[Ready]:
         ordinary = [i for i, token in enumerate(self._vocabulary) if kind_of(token) == 0]
@@ -201,10 +216,3 @@ def annotations_of(batch: Sequence[Ready]) -> Mapping[int, Annotation]:
         for each in batch
         if each.document.pairs is not None
     }
-
-
-def opening(
-    config: AttentionConfig, vocabulary: tuple[str, ...], reading: Reading
-) -> partial[Layers]:
-    """Opens a layer from flags, here or in another process."""
-    return partial(open_layer, config, vocabulary, reading)

@@ -14,9 +14,10 @@ from attnviz.measuring.documents import Document
 from attnviz.measuring.layers import annotations_of
 from attnviz.measuring.source import Ready, Take
 from attnviz.sources.capturing import Call, capture
-from attnviz.sources.from_pretrained import choose_tower, layer_numbers, learned_positions, n_heads
+from attnviz.sources.from_pretrained import learns_positions
 from attnviz.sources.loading import LoadedModel, load_model, outline_model
 from attnviz.sources.run import as_array
+from attnviz.sources.towers import choose_tower, layer_numbers, n_heads
 from attnviz.stats.block import Block, Texts, make_side
 from attnviz.stats.induction import TOKENS, repeated
 from attnviz.stats.words import SEPARATOR, SPECIAL, kind_of
@@ -63,6 +64,7 @@ class Model:
         self.n_heads = n_heads(loaded.network, self.tower)
         self.limit = _positions(loaded)
         self._max_len = max_len
+        self.name = f"{loaded.source}, {self.tower}"
         self._kinds = _kinds(self._tokenizer)
 
     @property
@@ -117,6 +119,9 @@ class Model:
 
         with capture(self._loaded.network, None, (), [self.tower], each=measure):
             self._forward(ids, real)
+
+    def tokens(self, ready: Ready) -> tuple[str, ...]:
+        return tuple(map(str, self._tokenizer.convert_ids_to_tokens(list(ready.ids))))
 
     def probe(self, n: int, seed: int) -> list[Ready]:
         """Random ordinary tokens, after the token that texts of the model begin with."""
@@ -192,7 +197,7 @@ def _positions(loaded: LoadedModel) -> int | None:
     """How many tokens the model can take; None where it has not learned its positions."""
     longest = getattr(loaded.config, "max_position_embeddings", None)
     own = loaded.tokenizer.model_max_length
-    if longest is None or not learned_positions(loaded.network):
+    if longest is None or not learns_positions(loaded.network):
         return None
     return int(min(own, longest))
 

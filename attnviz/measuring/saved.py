@@ -31,7 +31,7 @@ class Saved:
         first = self._run(0)
         self.n_layers, self.n_heads = first.n_layers, first.n_heads
         self.layer_numbers = first.layer_numbers
-        self.is_cross = first.is_cross
+        self.name = first.source or printable(paths[0])
 
     def documents(self) -> Iterator[tuple[Document | Bad, int]]:
         """The sequences of all runs."""
@@ -77,6 +77,13 @@ class Saved:
                     run.allowed[layer, one], (1, run.allowed.shape[2], *weights.shape[2:])
                 )
                 take(Block(layer, weights, texts, np.asarray(allowed)))
+
+    def tokens(self, ready: Ready) -> tuple[str, ...]:
+        i, sequence = map(int, ready.tokens)
+        run = self._run(i)
+        real = run.query_valid[sequence]
+        tokens = run.query_tokens[sequence]
+        return tuple(token for token, is_real in zip(tokens, real, strict=True) if is_real)
 
     def probe(self, n: int, seed: int) -> list[Ready]:  # noqa: ARG002 - there is no model
         raise InputError("--probe wants a model that can run; a saved run cannot")

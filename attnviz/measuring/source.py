@@ -45,12 +45,26 @@ class Source(Protocol):
     def n_heads(self) -> int: ...
 
     @property
+    def layer_numbers(self) -> tuple[int, ...]:
+        """The numbers that the layers have in their model."""
+        ...
+
+    @property
+    def name(self) -> str:
+        """What it is, in a few words."""
+        ...
+
+    @property
     def longest(self) -> int | None:
         """Tokens from which on a document comes alone; None: never."""
         ...
 
     def ready(self, document: Document) -> Ready:
         """Cut a document into tokens. Raises `InputError` where that cannot be done."""
+        ...
+
+    def tokens(self, ready: Ready) -> tuple[str, ...]:
+        """The tokens of a document, as they are shown."""
         ...
 
     def attend(self, batch: Sequence[Ready], take: Take) -> None:

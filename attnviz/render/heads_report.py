@@ -1,0 +1,309 @@
+"""What heads do, over a corpus: the table, the picture in the terminal, and sentences."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from rich.console import Console
+from rich.text import Text
+
+from attnviz.errors import printable
+from attnviz.render.console import flow, has_color, write
+from attnviz.render.tables import Paper, grid, widest
+from attnviz.stats.glossary import GLOSSARY
+from attnviz.stats.kinds import THRESHOLDS, HeadClass, classify, form_of
+
+Floats = npt.NDArray[np.float64]
+
+COLUMNS = ("self", "previous", "next", "first", "separator", "same_token", "entropy", "largest",
+           "distance", "sink", "rank")  # fmt: skip
+"""Figures of the table; files have them all."""
+
+FEW = 3
+"""Heads of a class that get a sentence in the terminal."""
+
+CLASS_COLOURS = {
+    "induction": "bright_magenta",
+    "previous": "cyan",
+    "next": "cyan",
+    "self": "cyan",
+    "offset": "cyan",
+    "separator": "yellow",
+    "sink": "bright_black",
+    "same token": "green",
+    "block": "blue",
+    "broad": "red",
+    "mixed": "",
+}
+
+SHADES = " ░▒▓█"
+ASCII_SHADES = " .:*#"
+
+
+@dataclass(frozen=True, eq=False)
+class HeadReport:
+    """Figures of all heads `[L H]` by name, and what goes with them.
+
+    `layer_numbers` are those of the model. `facts` say how much was measured. `alpha` `[L H K]` are
+    the α_k of `Sinks`, `offset_shares` `[L H n]` those of `offsets` `[n]`; `divergences`
+    `[L·H L·H]` are in bits. `gold_offsets` has the best fixed offset and its accuracy by label.
+    """
+
+    figures: Mapping[str, Floats]
+    layer_numbers: tuple[int, ...]
+    source: str
+    facts: Mapping[str, Any] = field(default_factory=dict)
+    alpha: Floats | None = None
+    offsets: npt.NDArray[np.int64] | None = None
+    offset_shares: Floats | None = None
+    divergences: Floats | None = None
+    gold_offsets: Mapping[str, tuple[int, float]] = field(default_factory=dict)
+    probe: Mapping[str, Any] | None = None
+
+    @property
+    def n_layers(self) -> int:
+        return len(self.layer_numbers)
+
+    @cached_property
+    def n_heads(self) -> int:
+        return int(next(iter(self.figures.values())).shape[1])
+
+    @property
+    def heads(self) -> list[tuple[int, int]]:
+        """(row, head) of all heads; a row is a layer."""
+        return [(i, j) for i in range(self.n_layers) for j in range(self.n_heads)]
+
+    @cached_property
+    def classes(self) -> dict[tuple[int, int], HeadClass]:
+        """Each head's class."""
+        return {head: classify(self.figures, *head) for head in self.heads}
+
+    @cached_property
+    def forms(self) -> dict[tuple[int, int], str]:
+        """Each head's kind after Kovaleva et al. 2019; empty where it was not measured."""
+        if "fixed" not in self.figures:
+            return {}
+        return {head: form_of(self.figures, *head) for head in self.heads}
+
+    def name(self, head: tuple[int, int]) -> str:
+        """`layer.head`, from 0."""
+        return f"{self.layer_numbers[head[0]]}.{head[1]}"
+
+    def sorted_heads(self, by: str | None) -> list[tuple[int, int]]:
+        """By a figure, the largest first; in their own order without one. NaN comes last."""
+        if by is None:
+            return self.heads
+        values = self.figures[by]
+        return sorted(self.heads, key=lambda head: _order(float(values[head])))
+
+    def sink_share(self) -> float | None:
+        """The share of heads that have a sink at the first key (Gu et al. 2024)."""
+        if "sink" not in self.figures:
+            return None
+        from attnviz.stats.sinks import EPSILON
+
+        known = self.figures["sink"][np.isfinite(self.figures["sink"])]
+        return float((known > EPSILON).mean()) if len(known) else None
+
+
+def _order(value: float) -> float:
+    return np.inf if np.isnan(value) else -value
+
+
+# ── sentences ────────────────────────────────────────────────────────────────────────────────
+
+
+def sentence(report: HeadReport, head: tuple[int, int]) -> str | None:
+    """What a head does, in plain words; None for one that does nothing in particular."""
+    found = report.classes[head]
+
+    def figure(name: str) -> float:
+        return float(report.figures[name][head]) if name in report.figures else np.nan
+
+    words = {
+        "induction": f"looks at what followed the same token before: prefix-matching score "
+        f"{found.value:.2f} on random tokens that repeat",
+        "previous": f"looks at the previous token, {figure('previous'):.2f} of its weight",
+        "next": f"looks at the next token, {figure('next'):.2f} of its weight",
+        "self": f"looks at the query's own token, {figure('self'):.2f} of its weight",
+        "offset": f"looks {_offset(found.offset)}, {found.value:.2f} of its largest weights",
+        "separator": f"looks at separators, {found.value:.2f} of its weight",
+        "sink": f"rests on the first token, {found.value:.2f} of its weight (α₀)",
+        "same token": f"looks at the same token elsewhere, {found.value:.2f} of its weight",
+        "block": f"stays in its own segment, {found.value:.2f} of its other weight, where an "
+        f"even spread gives {figure('segment_evenly'):.2f}",
+        "broad": f"looks at everything, as if {found.value:.0f} keys shared a row evenly",
+    }.get(found.name)
+    return (
+        None if words is None else f"layer {report.layer_numbers[head[0]]} head {head[1]}: {words}"
+    )
+
+
+def _offset(offset: int | None) -> str:
+    n = abs(offset or 0)
+    return f"{n} token{'s' * (n != 1)} {'back' if (offset or 0) < 0 else 'ahead'}"
+
+
+def notable(report: HeadReport, few: int | None = FEW) -> list[str]:
+    """Sentences of the clearest heads of each class, the classes in the order of `THRESHOLDS`."""
+    said = []
+    for name in THRESHOLDS:
+        members = [head for head, found in report.classes.items() if found.name == name]
+        members.sort(key=lambda head: _order(report.classes[head].value))
+        said += [s for head in members[:few] if (s := sentence(report, head)) is not None]
+    return said
+
+
+def summary(report: HeadReport) -> list[str]:
+    """How many heads of each class, and what else holds of all of them together."""
+    counts = Counter(found.name for found in report.classes.values())
+    lines = [", ".join(f"{counts[name]} {name}" for name in THRESHOLDS if counts[name])]
+    share = report.sink_share()
+    if share is not None:
+        mean = float(np.nanmean(report.figures["first"])) if "first" in report.figures else np.nan
+        some = "" if np.isnan(mean) else f"; the first token gets {mean:.2f} of all weight"
+        lines.append(f"{share:.2f} of the heads have a sink at the first token (α₀ > 0.3){some}")
+    if report.forms:
+        forms = Counter(report.forms.values())
+        shown = ", ".join(f"{n} {form}" for form, n in forms.most_common())
+        lines.append(f"kinds after Kovaleva et al. 2019: {shown}")
+    if "gold" in report.figures and np.isfinite(report.figures["gold"]).any():
+        lines += _gold(report)
+    probe = report.probe
+    if probe is not None and probe["first_copy"] is not None:
+        lines.append(
+            f"loss on random tokens: {probe['first_copy']:.2f} nats on the first copy, "
+            f"{probe['later_copies']:.2f} on later ones"
+        )
+    return lines
+
+
+def _gold(report: HeadReport) -> list[str]:
+    lines = []
+    for name, values in report.figures.items():
+        if name != "gold" and not name.startswith("gold "):
+            continue
+        label = name.removeprefix("gold").strip()
+        best = np.unravel_index(int(np.nanargmax(values)), values.shape)
+        head = (int(best[0]), int(best[1]))
+        offset, accuracy = report.gold_offsets.get(label, (0, np.nan))
+        lines.append(
+            f"gold {printable(label, 40) or 'pairs'}: head {report.name(head)} finds "
+            f"{values[head]:.2f}, the best fixed offset ({offset:+d}) {accuracy:.2f}"
+        )
+    return lines
+
+
+# ── the terminal ─────────────────────────────────────────────────────────────────────────────
+
+
+def print_report(
+    report: HeadReport, console: Console, sort: str | None = None, top: int | None = None
+) -> None:
+    """The table of heads, the classes and the sentences."""
+    paper = Paper.of(console)
+    facts = report.facts
+    title = (
+        f"heads of {report.source}: means over {facts.get('rows', 0):,} query rows of "
+        f"{facts.get('documents', 0):,} documents"
+    )
+    write(console, *flow([paper.text(title, "bold")], paper.width, "  "))
+    columns = [name for name in COLUMNS if name in report.figures]
+    columns += [n for n in ("prefix_matching", "gold") if n in report.figures]
+    if sort is not None and sort not in columns:
+        columns.insert(0, sort)
+    _print_table(report, console, paper, columns, report.sorted_heads(sort)[:top])
+    left_out = len(report.heads) - (top or len(report.heads))
+    if left_out > 0:
+        write(console, paper.text(f"{left_out:,} more heads; --top 0 shows all", "dim"))
+    words = [paper.text(f"{name}: {GLOSSARY[name]}", "dim") for name in columns]
+    write(console, *flow(words, min(paper.width, 100), "  "))
+    for line in summary(report):
+        write(console, *flow([paper.text(line)], paper.width, "  "))
+    for line in notable(report):
+        write(console, *flow([paper.text(line)], paper.width, "  "))
+
+
+def _print_table(
+    report: HeadReport,
+    console: Console,
+    paper: Paper,
+    columns: Sequence[str],
+    heads: Sequence[tuple[int, int]],
+) -> None:
+    tops = {name: np.nanmax(report.figures[name], initial=0.0) for name in columns}
+    rows = []
+    for head in heads:
+        found = report.classes[head]
+        numbers = [_cell(report.figures[name][head], tops[name]) for name in columns]
+        offset = "" if found.offset is None or found.name != "offset" else f" {found.offset:+d}"
+        kind = paper.text(found.name + offset, CLASS_COLOURS[found.name])
+        rows.append([Text(report.name(head), "bold"), kind, *numbers])
+    names = [name.replace("same_token", "same").replace("_", " ") for name in columns]
+    lines = grid(["head", "class", *names], rows, set(range(2, len(columns) + 2)))
+    if widest(lines) <= paper.width:
+        write(console, lines[0], paper.rule(widest(lines)), *lines[1:])
+        return
+    for row in rows:  # folded: a head in as many lines as it takes
+        pieces = [row[0], row[1]]
+        pieces += [
+            Text(f"{name} ").append_text(cell) for name, cell in zip(names, row[2:], strict=True)
+        ]
+        write(console, *flow(pieces, paper.width, "  "))
+
+
+def _cell(value: float, top: float) -> Text:
+    """A figure, bold where it is among the largest of its column."""
+    if np.isnan(value):
+        return Text("-", "dim")
+    shown = f"{value:.3f}" if abs(value) < 100 else f"{value:.1f}"
+    return Text(shown, "bold" if top > 0 and value >= 0.8 * top else "")
+
+
+def print_matrix(report: HeadReport, measure: str, console: Console) -> None:
+    """Layers × heads in the terminal: a cell is as full as the figure is large."""
+    paper = Paper.of(console)
+    values = report.figures[measure]
+    low, high = _range(values)
+    shades = ASCII_SHADES if paper.ascii_only else SHADES
+    write(console, paper.text(f"{measure}: {GLOSSARY.get(measure, '')}", "bold"))
+    digits = max(len(str(number)) for number in report.layer_numbers)
+    room = paper.width - digits - 1
+    cell = 2 if report.n_heads * 2 <= room else 1
+    for start in range(0, report.n_heads, max(1, room // cell)):
+        heads = range(start, min(start + max(1, room // cell), report.n_heads))
+        marks = "".join(
+            str(head // 10 % 10 if head % 10 == 0 else head % 10).ljust(cell) for head in heads
+        )
+        write(console, Text(" " * (digits + 1) + marks, "dim"))
+        for row, number in enumerate(report.layer_numbers):
+            line = Text(f"{number:>{digits}} ", "dim")
+            for head in heads:
+                line.append_text(_shade(values[row, head], low, high, shades, cell, console))
+            write(console, line)
+    ends = f"{low:.3g} [{shades}] {high:.3g}  rows: layers  columns: heads"
+    write(console, *flow([paper.text(ends, "dim")], paper.width, "  "))
+
+
+def _shade(value: float, low: float, high: float, shades: str, cell: int, console: Console) -> Text:
+    if np.isnan(value):
+        return Text("-" * cell, "dim")
+    share = (value - low) / (high - low) if high > low else 0.0
+    if has_color(console):
+        grey = round(232 + 23 * share)  # the greys of the 256 colours
+        return Text(" " * cell, f"on color({grey})")
+    return Text(shades[min(int(share * len(shades)), len(shades) - 1)] * cell)
+
+
+def _range(values: Floats) -> tuple[float, float]:
+    """From 0, or the least where it is below, to the largest."""
+    known = values[np.isfinite(values)]
+    if not len(known):
+        return 0.0, 1.0
+    return min(0.0, float(known.min())), float(known.max())

@@ -1,0 +1,42 @@
+"""Every figure of a head in a few words."""
+
+from __future__ import annotations
+
+GLOSSARY = {
+    "self": "share of the weight on the query's own position",
+    "previous": "share on the token before",
+    "next": "share on the token after",
+    "first": "share on the first token",
+    "first_tokens": "share on the first tokens (4, or --first)",
+    "separator": "share on separators ([SEP] and the like)",
+    "separator_from_separator": "share on separators, of rows that are separators",
+    "separator_from_other": "share on separators, of all other rows",
+    "punctuation": "share on periods and commas",
+    "special": "share on special tokens",
+    "same_token": "share on the same token elsewhere",
+    "distance": "mean distance from query to key, in positions",
+    "near": "share within 5 positions (or --near)",
+    "to_identity": "distance from looking at itself alone, 0 to 1",
+    "fixed": "share on the first token, specials and separators together",
+    "band": "share within one position",
+    "segment": "share of the other weight that stays in the own segment",
+    "segment_evenly": "the same if rows were spread evenly",
+    "entropy": "bits",
+    "entropy_smoothed": "bits, of rows smoothed as Clark et al. 2019 do",
+    "entropy_first": "bits, of the first token's row",
+    "keys": "as if so many keys shared a row evenly",
+    "largest": "mean of the largest weight",
+    "confidence": "the same, separators apart (Voita et al. 2019)",
+    "offset": "the offset at which the largest weight stands most often",
+    "at_offset": "share of the largest weights at that offset",
+    "sink": "α₀, mean weight on the first token (Gu et al. 2024)",
+    "strongest": "the largest α of the first 16 keys",
+    "strongest_at": "the key that has it",
+    "to_uniform": "distance from an even row, 0 to 1",
+    "rank": "effective rank of the map, of a sample of documents",
+    "gold": "share of annotated pairs that the head finds",
+    "prefix_matching": "weight on what followed the same token before",
+    "duplicate_token": "weight on the same token before",
+    "previous_token": "weight on the token before, on random tokens",
+}
+"""Names of figures as tables, pictures and files have them, and their units or what they say."""
