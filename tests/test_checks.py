@@ -548,12 +548,15 @@ def test_blocks_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
         (torch.dropout(scores.softmax(-1), 0.2, train=True), {"lengths": [7, 5]}),
         (torch.zeros_like(scores) + torch.eye(7)[3], {}),
         (scores.softmax(-1)[:, [0, 0, 1, 1]], {}),
+        (scores.softmax(-1), {"mask": torch.rand(2, 4, 7, 7) < 0.8}),
+        (scores.softmax(-1), {"expect": (q, k), "causal": True}),
+        (scores.softmax(-1), {"expect": (q, k, k), "context": q, "positions": "alibi"}),
     ]
-    whole = [check(weights, **told) for weights, told in cases]
+    whole = [str(check(weights, **told)) for weights, told in cases]
     for block in (1, 7, 20, 100):
         monkeypatch.setattr(scan, "BLOCK", block)
-        assert [check(weights, **told) for weights, told in cases] == whole
-    assert any(len(report) for report in whole)
+        assert [str(check(weights, **told)) for weights, told in cases] == whole
+    assert sum(report.startswith("FAILS") for report in whole) >= 5
 
 
 def test_the_precision_that_numbers_came_from() -> None:
@@ -1024,14 +1027,21 @@ def test_several_layers_each_with_a_mistake_of_its_own() -> None:
     }
 
 
-def test_too_large_to_compute_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("attnviz.machine.free_memory", lambda: 1000)
-    with pytest.raises(InputError) as caught:
-        check(INPUTS.scores.softmax(-1), expect=(INPUTS.q, INPUTS.k))
-    assert str(caught.value) == (
-        "computing a layer again (2.3 KiB as float64) needs 13.8 KiB of memory and 0.977 KiB "
-        "are free; give fewer sequences or tokens, cut from all files alike"
-    )
+def test_what_is_too_large_for_memory_is_compared_all_the_same(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    weights, context = wrong.weights_for_show(INPUTS)
+    given: dict[str, Any] = {"expect": (INPUTS.q, INPUTS.k, INPUTS.v), "context": context}
+    whole = check(weights, **given)
+    monkeypatch.setattr(scan, "BLOCK", 20)
+    monkeypatch.setattr("attnviz.checks.recompute.free_memory", lambda: 10_000)
+    part = check(weights, **given)
+    assert only(part, "expected") == only(whole, "expected")  # by one sequence of the two
+    monkeypatch.setattr("attnviz.checks.recompute.free_memory", lambda: 1000)
+    none = check(weights, **given)
+    assert only(none, "expected").heads == only(whole, "expected").heads
+    for name in ("expected", "context"):
+        assert only(none, name).cause.startswith("too large to look for the mistake in memory")
 
 
 # ── in a test of one's own ───────────────────────────────────────────────────────────────────

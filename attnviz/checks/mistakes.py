@@ -47,6 +47,8 @@ class Case:
     k_at: npt.NDArray[np.int64]
     positions: Positions = Positions()
     scale: float | None = None
+    slopes: Floats | None = None
+    """`[H]` of ALiBi; None: those of all heads."""
 
     @property
     def n_heads(self) -> int:
@@ -71,7 +73,8 @@ class Case:
         scores = np.asarray(q @ np.swapaxes(share(k, self.n_heads), -1, -2) * self.by)
         if self.positions.kind == "alibi":
             apart = self.q_at[:, None, :, None] - self.k_at[:, None, None, :]
-            scores = scores - alibi_slopes(self.n_heads)[:, None, None] * np.abs(apart)
+            slopes = alibi_slopes(self.n_heads) if self.slopes is None else self.slopes
+            scores = scores - slopes[:, None, None] * np.abs(apart)
         return np.asarray(scores)
 
     def weights(self) -> Floats:

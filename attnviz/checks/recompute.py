@@ -11,11 +11,13 @@ import numpy as np
 from attnviz.checks.finding import Finding, InHead, Place
 from attnviz.checks.mistakes import Case, Mistake, Positions, mistakes
 from attnviz.checks.precision import ROUNDOFF, precision_of
-from attnviz.checks.scan import Block, Tally
+from attnviz.checks.scan import Block, Tally, blocks
 from attnviz.checks.subject import Array, Mask, Subject
-from attnviz.checks.tensors import Floats, Heads, read_heads, share, viewed
+from attnviz.checks.tensors import Floats, Heads, alibi_slopes, read_heads, share, viewed
 from attnviz.errors import ConfigError, InputError, printable
-from attnviz.machine import human_bytes, require_memory
+from attnviz.machine import free_memory
+
+ALL = slice(None)
 
 KINDS = ("none", "rope", "rope-pairs", "alibi")
 
@@ -109,14 +111,10 @@ def findings_of(subject: Subject, given: Given, sinks: bool) -> Iterator[Finding
 
 
 def _of_weights(subject: Subject, given: Given, sinks: bool) -> Iterator[Finding]:
-    layers, batch, heads, queries, keys = subject.shape
-    needed = 8 * COPIES * batch * heads * queries * keys
-    what = f"computing a layer again ({human_bytes(needed // COPIES)} as float64)"
-    require_memory(needed, what, "give fewer sequences or tokens, cut from all files alike")
+    layers, _, heads, *_ = subject.shape
     off = Tally(layers, heads)
-    for layer in range(layers):
-        case = case_of(subject, given, layer)
-        _compare(subject, layer, case, case.weights(), sinks, off)
+    for block in blocks(subject):
+        _compare(subject, given, block, sinks, off)
     if not off:
         return
     left: Mask = np.asarray(off.count.any(1))
@@ -125,83 +123,99 @@ def _of_weights(subject: Subject, given: Given, sinks: bool) -> Iterator[Finding
         if not left.any():
             break
         worst = int(np.argmax(np.where(left, off.size.max(1), -np.inf)))
-        name = _explain(subject, given, worst, sinks, None)
+        name = _explain(subject, given, off, worst, sinks, None)
         explained = [worst]
-        if name is not None:
+        if name[0] not in (UNKNOWN, TOO_LARGE):
             explained += [
                 layer
                 for layer in np.flatnonzero(left).tolist()
-                if layer != worst and _explain(subject, given, layer, sinks, name[0])
+                if layer != worst
+                and _explain(subject, given, off, layer, sinks, name[0])[0] == name[0]
             ]
-        else:
-            name = ("", True)
         found.setdefault(name, []).extend(explained)
         left[explained] = False
     if left.any():
-        found.setdefault(("", True), []).extend(np.flatnonzero(left).tolist())
+        found.setdefault((UNKNOWN, True), []).extend(np.flatnonzero(left).tolist())
     for (words, fails), of_layers in found.items():
-        yield _finding(
-            subject,
-            "expected",
-            "weights that are not softmax(QKᵀ/√d_k)",
-            words or "none of the usual mistakes gives these numbers",
-            off,
-            {*of_layers},
-            fails,
-        )
+        what = "weights that are not softmax(QKᵀ/√d_k)"
+        yield _finding(subject, "expected", what, words, off, {*of_layers}, fails)
 
 
-def case_of(subject: Subject, given: Given, layer: int) -> Case:
-    """What a layer is computed from."""
-    rows = slice(0, subject.shape[3])
-    masks = tuple(
-        np.stack([told.allows(layer, sequence, rows) for sequence in range(subject.shape[1])])
-        for told in subject.told
-    )
+UNKNOWN = "none of the usual mistakes gives these numbers"
+TOO_LARGE = (
+    "too large to look for the mistake in memory: cut weights, q and k alike to fewer tokens"
+)
+
+
+def case_of(
+    subject: Subject,
+    given: Given,
+    layer: int,
+    sequences: slice = ALL,
+    heads: slice = ALL,
+    rows: slice = ALL,
+) -> Case:
+    """What a layer, or a part of it, is computed from."""
+    _, batch, n_heads, queries, _ = subject.shape
+    at = range(batch)[sequences]
+    places = slice(*rows.indices(queries)[:2])
+    k = given.k.layer(layer)[sequences]
+    part = heads != ALL
+    masks = [
+        np.stack([told.allows(layer, sequence, places) for sequence in at]) for told in subject.told
+    ]
     return Case(
-        given.q.layer(layer),
-        given.k.layer(layer),
+        given.q.layer(layer)[sequences, heads, rows],
+        share(k, n_heads)[:, heads] if part else k,
         subject.told,
-        masks,
-        subject.queries.positions,
-        subject.keys.positions,
+        tuple(mask[:, heads] if part and mask.shape[1] > 1 else mask for mask in masks),
+        subject.queries.positions[sequences, rows],
+        subject.keys.positions[sequences],
         given.positions,
+        slopes=alibi_slopes(n_heads)[heads] if part else None,
     )
 
 
 def _explain(
-    subject: Subject, given: Given, layer: int, sinks: bool, only: str | None
-) -> tuple[str, bool] | None:
-    """The mistake whose weights are those of a layer, and whether it is one; None where none is."""
-    case = case_of(subject, given, layer)
-    weights = subject.layer(layer)
+    subject: Subject, given: Given, off: Tally, layer: int, sinks: bool, only: str | None
+) -> tuple[str, bool]:
+    """The mistake whose weights are those of a layer, in words, and whether it is one.
+
+    Of a layer that is too large for that in memory, the worst sequence alone is looked at.
+    """
+    _, batch, heads, queries, keys = subject.shape
+    needed, sequences = 8 * COPIES * batch * heads * queries * keys, ALL
+    if needed > free_memory():
+        sequence = int(off.place[layer, np.argmax(off.size[layer]), 0])
+        needed, sequences = needed // batch, slice(sequence, sequence + 1)
+        if needed > free_memory():
+            return TOO_LARGE, True
+    case = case_of(subject, given, layer, sequences)
+    weights, real = subject.layers[layer][sequences], subject.query_valid[sequences]
     if only is None or only.startswith("dropout"):
-        p = _dropout(weights, case.weights(), subject.query_valid)
+        p = _dropout(weights, case.weights(), real)
         if p is not None:
             return f"dropout: weights are 0 or divided by 1 - p, p about {p:.2f}", False
     for mistake in mistakes(case):
-        if only is not None and mistake.words != only:
-            continue
-        if _agrees(subject, weights, mistake, sinks):
+        if only in (None, mistake.words) and _agrees(weights, real, mistake, sinks):
             return mistake.words, mistake.fails
-    for precision in ("float16", "bfloat16"):
-        words = (
-            "the differences are of the size that half precision makes: scores or softmax were "
-            f"computed in float16 or bfloat16, and saved as {weights.dtype.name}"
-        )
-        mistake = Mistake(words, case.weights, case, fails=False)
-        if only in (None, words) and _agrees(subject, weights, mistake, sinks, precision):
-            return words, False
-    return None
+    words = (
+        "the differences are of the size that half precision makes: scores or softmax were "
+        f"computed in float16 or bfloat16, and saved as {weights.dtype.name}"
+    )
+    right = Mistake(words, case.weights, case, fails=False)
+    if any(_agrees(weights, real, right, sinks, short) for short in ("float16", "bfloat16")):
+        return words, False
+    return UNKNOWN, True
 
 
 def _agrees(
-    subject: Subject, weights: Array, mistake: Mistake, sinks: bool, precision: str | None = None
+    weights: Array, real: Mask, mistake: Mistake, sinks: bool, precision: str | None = None
 ) -> bool:
-    """Whether a layer has the weights of a mistake, wherever rows of both mean something."""
+    """Whether weights are those of a mistake, wherever rows of both mean something."""
     wrong = mistake.weights()
     with np.errstate(invalid="ignore"):
-        judged = _judged(subject, weights, sinks) & (weights.sum(-1) > 0)
+        judged = _judged(weights, real, sinks) & (weights.sum(-1) > 0)
     counts = judged & (wrong.sum(-1) > 0)
     if counts.sum() <= judged.sum() / 2:  # too few that a mistake could be told by
         return False
@@ -211,24 +225,23 @@ def _agrees(
         return not bool((np.abs(given - wrong) > limit)[counts].any())
 
 
-def _compare(
-    subject: Subject, layer: int, case: Case, expected: Floats, sinks: bool, off: Tally
-) -> None:
-    """Count the cells of a layer that are not as expected."""
-    weights = subject.layer(layer)
-    counts = _judged(subject, weights, sinks) & (expected.sum(-1) > 0)
+def _compare(subject: Subject, given: Given, block: Block, sinks: bool, off: Tally) -> None:
+    """Count the cells of a block that are not as expected."""
+    one = slice(block.sequence, block.sequence + 1)
+    case = case_of(subject, given, block.layer, one, block.heads, block.rows)
+    weights = subject.layers[block.layer][one, block.heads, block.rows]
+    expected = case.weights()
+    real = subject.query_valid[one, block.rows]
+    counts = _judged(weights, real, sinks) & (expected.sum(-1) > 0)
     with np.errstate(invalid="ignore"):
         apart = np.abs(_normal(weights, sinks) - expected)
         wrong = (apart > _limits(weights, expected, case)) & counts[..., None]
-    rows = slice(0, subject.shape[3])
-    for sequence in range(subject.shape[1]):
-        block = Block(layer, sequence, slice(0, subject.shape[2]), rows)
-        off.add(block, wrong[sequence], apart[sequence], apart[sequence])
+    off.add(block, wrong[0], apart[0], apart[0])
 
 
-def _judged(subject: Subject, weights: Array, sinks: bool) -> Mask:
+def _judged(weights: Array, real: Mask, sinks: bool) -> Mask:
     """`[B H Tq]`: rows of real tokens with finite weights; other checks speak of the rest."""
-    judged = np.isfinite(weights).all(-1) & subject.query_valid[:, None]
+    judged = np.isfinite(weights).all(-1) & real[:, None]
     return judged & (weights.sum(-1) > 0) if sinks else judged
 
 
@@ -285,38 +298,50 @@ def _of_context(subject: Subject, given: Given) -> Iterator[Finding]:
     assert given.context is not None
     layers, _, heads, *_ = subject.shape
     off = Tally(layers, heads)
+    for block in blocks(subject):
+        one = slice(block.sequence, block.sequence + 1)
+        weights = subject.layers[block.layer][one, block.heads, block.rows]
+        v = share(given.v.layer(block.layer)[one], heads)[:, block.heads]
+        made = given.context.layer(block.layer)[one, block.heads, block.rows]
+        limit = _context_limit(weights, v, given.context.array)
+        counts = np.isfinite(weights).all(-1) & subject.query_valid[one, block.rows][:, None]
+        apart = np.abs(made - weights.astype(np.float64) @ v)
+        wrong = (~(apart <= limit)).any(-1) & counts
+        size = np.where(np.isnan(apart), np.inf, apart).max(-1)
+        off.add(block, wrong[0], size[0], size[0])
     causes: dict[str, set[int]] = {}
-    for layer in range(layers):
-        weights = subject.layer(layer).astype(np.float64)
-        v, made = given.v.layer(layer), given.context.layer(layer)
-        limit = _context_limit(subject.layer(layer), weights, share(v, heads), given.context.array)
-        counts = np.isfinite(weights).all(-1) & subject.query_valid[:, None]
-        apart = np.abs(made - weights @ share(v, heads))
-        wrong = ~(apart <= limit) & counts[..., None]
-        if not wrong.any():
-            continue
-        for sequence in range(len(weights)):
-            block = Block(layer, sequence, slice(0, heads), slice(0, weights.shape[2]))
-            rows = wrong[sequence].any(-1)
-            size = np.where(np.isnan(apart[sequence]), np.inf, apart[sequence]).max(-1)
-            off.add(block, rows, size, size)
-        cause = "none of the usual mistakes gives these numbers"
-        for words, context, more in _context_mistakes(subject, given, layer, weights, v):
-            if not (~(np.abs(made - context) <= limit + more) & counts[..., None]).any():
-                cause = words
-                break
-        causes.setdefault(cause, set()).add(layer)
+    for layer in np.flatnonzero(off.count.any(1)).tolist():
+        causes.setdefault(_explain_context(subject, given, layer), set()).add(layer)
     for cause, of_layers in causes.items():
         what = "context that is not weights · V"
         yield _finding(subject, "context", what, cause, off, of_layers, True, "row")
 
 
-def _context_limit(weights: Array, exact: Floats, v: Floats, context: Array) -> Floats:
+def _explain_context(subject: Subject, given: Given, layer: int) -> str:
+    """The mistake that gives the context of a layer."""
+    assert given.v is not None
+    assert given.context is not None
+    _, batch, heads, queries, keys = subject.shape
+    if 8 * COPIES * batch * heads * queries * keys > free_memory():
+        return TOO_LARGE
+    weights, v = subject.layer(layer), given.v.layer(layer)
+    made = given.context.layer(layer)
+    limit = _context_limit(weights, share(v, heads), given.context.array)
+    counts = np.isfinite(weights).all(-1) & subject.query_valid[:, None]
+    for words, context, more in _context_mistakes(
+        subject, given, layer, weights.astype(np.float64), v
+    ):
+        if not (~(np.abs(made - context) <= limit + more) & counts[..., None]).any():
+            return words
+    return UNKNOWN
+
+
+def _context_limit(weights: Array, v: Floats, context: Array) -> Floats:
     """Roundoff of weights and context times what was added up, and the error of the sum itself."""
     u_w, u_c = ROUNDOFF[precision_of(weights)], ROUNDOFF[precision_of(context)]
     accumulator = min(max(u_w, u_c), ROUNDOFF["float32"])
     factor = 4 * max(u_w, u_c) + accumulator * (4 + weights.shape[-1] ** 0.5)
-    return np.asarray(factor * (np.abs(exact) @ np.abs(v)) + 1e-30)
+    return np.asarray(factor * (np.abs(weights.astype(np.float64)) @ np.abs(v)) + 1e-30)
 
 
 def _context_mistakes(

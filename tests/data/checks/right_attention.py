@@ -24,11 +24,10 @@ def minus_infinity(q, k, allowed):
 
 
 def smallest_number(q, k, allowed):
-    """As transformers' eager attention: finfo.min is added; softmax in float32; dtype restored."""
+    """finfo.min in place of scores, never added to them: in float16 that would be -inf."""
     scores = _scores(q, k)
     if allowed is not None:
-        low = torch.finfo(scores.dtype).min
-        scores = scores + torch.zeros(1, dtype=scores.dtype).masked_fill(~allowed, low)
+        scores = scores.masked_fill(~allowed, torch.finfo(scores.dtype).min)
     wide = torch.promote_types(q.dtype, torch.float32)  # float64's smallest is -inf in float32
     weights = scores.softmax(-1, dtype=wide).to(q.dtype)
     return weights if allowed is None else weights * allowed.any(-1, keepdim=True)
