@@ -328,6 +328,24 @@ def windows_of(
     return weights, allowed.numpy()
 
 
+def part_of(result: AttentionResult, rows: range, columns: range, sequence: int) -> AttentionResult:
+    """A window of one sequence of a whole map; its numbers are shared, not copied."""
+    cut = slice(rows.start, rows.stop), slice(columns.start, columns.stop)
+    window = (slice(None), slice(sequence, sequence + 1), slice(None), *cut)
+    names = ("masks", "config", "source", "trained", "layers")
+    facts = {name: getattr(result, name) for name in names}
+    return window_result(
+        result.query_tokens,
+        result.key_tokens,
+        result.attention[window],
+        result.allowed[window],
+        rows,
+        columns,
+        sequence,
+        facts,
+    )
+
+
 def window_result(
     query_tokens: Sequence[Sequence[str]],
     key_tokens: Sequence[Sequence[str]],

@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING
 from attnviz.cli.console import remark, result
 from attnviz.cli.facts import Fact, print_facts, token_facts
 from attnviz.cli.files import PAGES, Staging
-from attnviz.cli.options import LongFlags, LookFlags, OutputFlags
+from attnviz.cli.options import LongFlags, LookFlags, OutputFlags, WindowFlags
 from attnviz.cli.outputs import Outputs, Plans
 from attnviz.cli.progress import Work
 from attnviz.cli.source import ComputedLong, Source
 from attnviz.errors import ConfigError, OutputError, printable
-from attnviz.machine import free_memory, human_bytes
+from attnviz.machine import free_memory, human_bytes, require_memory
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -162,11 +162,7 @@ def _run_window(
 ) -> None:
     if keep:
         raise ConfigError(f"--keep {','.join(keep)} keeps whole tensors; --rows and --cols a part")
-    if len(chosen) > 1:
-        raise ConfigError(
-            f"--rows and --cols draw a part of one sequence, there are {len(chosen)}: "
-            f"--sequences {chosen[0]}, say"
-        )
+    require_one_sequence(chosen)
     from attnviz.sources.long import Pooling, Windows
     from attnviz.sources.run import Run
 
@@ -189,20 +185,26 @@ def _run_window(
     console = make_console()
     for notice in (*text.notices, *done.notices, *dict.fromkeys(outputs.notices)):
         remark(notice)
-    _report(source, done, window_facts(drawn), console, trace)
+    masks = ", ".join(map(printable, drawn.masks)) or "none: every query may look at every key"
+    _report(source, done, [("masks", masks), *part_facts(drawn)], console, trace)
     outputs.print_maps(drawn, console, output.show)
 
 
-def window_facts(drawn: AttentionResult) -> list[Fact]:
+def require_one_sequence(chosen: Sequence[int]) -> None:
+    """Raise `ConfigError` where a window would be one of several sequences."""
+    if len(chosen) > 1:
+        raise ConfigError(
+            f"--rows and --cols draw a part of one sequence, there are {len(chosen)}: "
+            f"--sequences {chosen[0]}, say"
+        )
+
+
+def part_facts(drawn: AttentionResult) -> list[Fact]:
     """Which part of the map it is; its weights are those of the whole."""
-    where = drawn.source.rpartition(", queries ")[2]
-    masks = ", ".join(map(printable, drawn.masks)) or "none: every query may look at every key"
+    (first, end), (key, last) = drawn.config["part"]
     return [
-        ("masks", masks),
-        (
-            "part",
-            f"queries {where}, at full resolution; rows sum to 1 over all keys, not over these",
-        ),
+        ("part", f"queries {first:,} to {end - 1:,}, keys {key:,} to {last - 1:,}, exactly"),
+        ("", "a weight is its share of all keys, not of those shown"),
     ]
 
 
@@ -215,7 +217,7 @@ def pooled_facts(pooled: PooledResult, why: str) -> list[Fact]:
     exact = "means, largest weights and each row's numbers are of every weight; none is left out"
     return [
         ("masks", masks),
-        ("pooled", f"{why}" if why else "a saved long run"),
+        ("pooled", why or "a saved long run"),
         ("", f"{size} a head as {pixels} of {rows} × {keys}; {exact}"),
     ]
 
@@ -235,6 +237,99 @@ def _report(
     if trace:
         result("")
         print_trace(done.run.steps, console, cross=done.keys is not None)
+
+
+def render_pooled(
+    file: Path, given: Sequence[str], look: LookFlags, output: OutputFlags, part: WindowFlags
+) -> None:
+    """`render` of a saved long run: its pooled maps, or a window computed from its q and k.
+
+    `given` are flags that a saved long run does not need.
+    """
+    from attnviz.pooled import load
+
+    if given:
+        raise ConfigError(f"{given[0]}: {printable(file)} is a saved long run, which knows its own")
+    with Work() as work:
+        work.stage("reading")
+        pooled = load(file)
+        numbers = pooled.layer_numbers
+        absent = set(range(max(numbers) + 1)) - set(numbers)
+        heads = output.chosen_heads(max(numbers) + 1, pooled.n_heads, absent)
+        chosen = output.chosen_sequences(pooled.batch_size)
+        several = (pooled.names_layers, pooled.batch_size > 1)
+        if part.given:
+            _render_part(pooled, look, output, part, heads, chosen, work)
+            return
+        with Staging(output.force) as staging:
+            outputs = LongOutputs(staging, look, chosen, heads, several, work)
+            for path, kind in output.places():
+                outputs.plan(path, kind)
+            work.stage("drawing", outputs.n_pictures)
+            staging.write(outputs.writers(pooled))
+    if output.quiet:
+        return
+    from attnviz.render.console import make_console
+
+    console = make_console()
+    for notice in dict.fromkeys(outputs.notices):
+        remark(notice)
+    print_facts(console, [*_origin(pooled), *pooled_facts(pooled, "")])
+    outputs.print_maps(pooled, console, output.show)
+
+
+def _render_part(
+    pooled: PooledResult,
+    look: LookFlags,
+    output: OutputFlags,
+    part: WindowFlags,
+    heads: list[tuple[int, int]],
+    chosen: list[int],
+    work: Work,
+) -> None:
+    require_one_sequence(chosen)
+    sequence = chosen[0]
+    starts, ends = zip(*(pooled.places(sequence, side) for side in (0, 1)), strict=True)
+    found = part.ranges(*(end - start for start, end in zip(starts, ends, strict=True)))
+    rows, columns = (
+        range(each.start + start, each.stop + start)
+        for each, start in zip(found, starts, strict=True)
+    )
+    cells = len(rows) * len(columns) * pooled.n_heads * len({layer for layer, _ in heads})
+    require_memory(
+        13 * cells, f"a window of {len(rows):,} × {len(columns):,}", "give fewer rows or columns"
+    )
+    from attnviz.sources.run import Run
+
+    with Staging(output.force) as staging:
+        outputs = Outputs(staging, look, [0], heads, (pooled.names_layers, False), work)
+        for path, kind in output.places():
+            outputs.plan(path, kind)
+        work.stage("computing attention")
+        places = {number: i for i, number in enumerate(pooled.layer_numbers)}
+        pairs = [(places[layer], head) for layer, head in heads]
+        drawn = pooled.part(rows, columns, sequence, pairs)
+        work.stage("drawing", outputs.n_pictures)
+        staging.write(outputs.writers(Run(drawn, ())))
+    if output.quiet:
+        return
+    from attnviz.render.console import make_console
+
+    console = make_console()
+    for notice in dict.fromkeys(outputs.notices):
+        remark(notice)
+    masks = ", ".join(map(printable, drawn.masks)) or "none: every query may look at every key"
+    print_facts(console, [*_origin(pooled), ("masks", masks), *part_facts(drawn)])
+    outputs.print_maps(drawn, console, output.show)
+
+
+def _origin(pooled: PooledResult) -> list[Fact]:
+    """Where a saved long run comes from, and its sizes."""
+    sizes = f"{pooled.n_layers} × {pooled.batch_size} × {pooled.n_heads}"
+    return [
+        ("source", printable(pooled.source) or "not told"),
+        ("attention", f"{sizes} maps (layers, sequences, heads)"),
+    ]
 
 
 class LongOutputs(Plans["PooledResult"]):
@@ -278,11 +373,15 @@ class LongOutputs(Plans["PooledResult"]):
         return draw_heads(done, sequence, targets, self._look, self._work.advance)
 
     def _page(self, place: Path, done: PooledResult) -> list[str]:
-        from attnviz.render.long_page import write_long_page
+        from attnviz.render.pooled_page import write_pooled_page
 
-        command = "attnviz " + shlex.join(sys.argv[1:])
-        heads = self._at(done.layer_numbers)
-        return write_long_page(done, place, heads, self._sequences, self._look, command)
+        return write_pooled_page(
+            done,
+            place,
+            heads=self._at(done.layer_numbers),
+            sequences=self._sequences,
+            command="attnviz " + shlex.join(sys.argv[1:]),
+        )
 
     def _save(self, place: Path, kind: str, done: PooledResult) -> None:  # noqa: ARG002
         from attnviz.pooled import save

@@ -13,7 +13,16 @@ from attnviz.cli.console import remark
 from attnviz.cli.facts import Fact, mask_facts, print_facts, token_facts
 from attnviz.cli.files import RUNS, Staging
 from attnviz.cli.inputs import make_rules
-from attnviz.cli.options import ArrayFlags, LookFlags, MaskFlags, OutputFlags, choose, spread
+from attnviz.cli.long import part_facts, require_one_sequence
+from attnviz.cli.options import (
+    ArrayFlags,
+    LookFlags,
+    MaskFlags,
+    OutputFlags,
+    WindowFlags,
+    choose,
+    spread,
+)
 from attnviz.cli.outputs import Outputs
 from attnviz.cli.progress import Work
 from attnviz.errors import ConfigError, InputError, printable
@@ -53,12 +62,21 @@ def render(
     masking: MaskFlags,
     look: LookFlags,
     output: OutputFlags,
+    part: WindowFlags,
 ) -> None:
     """Draw attention from a file: a saved run, or an array that somebody else made."""
     look.look()
     files = output.places()
     if file == Path("-"):
         raise InputError("attention is read from files, in parts; save what comes through the pipe")
+    from attnviz.pooled import is_pooled
+
+    if is_pooled(file):
+        from attnviz.cli.long import render_pooled
+
+        given = [*array.given, *(["masks"] if masking.is_set else [])]
+        render_pooled(file, given, look, output, part)
+        return
     from attnviz.cli.values import value_remarks
     from attnviz.sources.run import Run
 
@@ -74,16 +92,25 @@ def render(
         layers = _layers(output.layers, opened.layer_numbers)
         heads = choose("--heads", output.heads, n_heads, "heads")
         chosen = output.chosen_sequences(batch)
+        if part.given:
+            require_one_sequence(chosen)
         pairs = [(layer, head) for layer in layers for head in heads]
         with Staging(output.force) as staging:
-            several = list(opened.layer_numbers) != [0], batch > 1
-            outputs = Outputs(staging, look, chosen, pairs, several, work)
+            several = list(opened.layer_numbers) != [0], batch > 1 and not part.given
+            sequences = [0] if part.given else chosen
+            outputs = Outputs(staging, look, sequences, pairs, several, work)
             for path, kind in files:
                 outputs.plan(path, kind)
             saves = any(kind in RUNS for _, kind in files)
             places = [opened.layer_numbers.index(layer) for layer in layers]
             wanted = (places, range(batch), range(n_heads)) if saves else (places, chosen, heads)
             result, notices = _read(opened, masking, array.softmax, wanted)
+            if part.given:
+                from attnviz.pooled import part_of
+
+                ranges = part.ranges(*result.attention.shape[3:])
+                result = part_of(result, *ranges, chosen[0])
+                opened, chosen = _of_part(opened, result), [0]
             if any(kind not in RUNS for _, kind in files):
                 _require_drawing_memory(result, len(pairs))
             work.stage("drawing", outputs.n_pictures)
@@ -92,7 +119,8 @@ def render(
             return
         work.stage("measuring")
         drawn = [(i, head) for i in range(len(layers)) for head in heads]
-        notices += value_remarks(result, chosen, drawn)
+        if not part.given:
+            notices += value_remarks(result, chosen, drawn)
         if saves and len(heads) * len(chosen) < n_heads * batch:
             notices.append("a saved run holds every head and sequence, not only those drawn")
     from attnviz.render.console import make_console
@@ -100,7 +128,8 @@ def render(
     console = make_console()
     for notice in dict.fromkeys((*opened.notices, *notices, *outputs.notices)):
         remark(notice)
-    print_facts(console, _facts(opened, result, chosen, array, console))
+    facts = _facts(opened, result, chosen, array, console)
+    print_facts(console, facts + (part_facts(result) if part.given else []))
     outputs.print_maps(result, console, output.show)
 
 
@@ -114,6 +143,14 @@ class _Opened:
     shape: tuple[int, ...]
     layer_numbers: Sequence[int]
     notices: Sequence[str]
+
+
+def _of_part(opened: _Opened, part: AttentionResult) -> _Opened:
+    """The same with the tokens of a part of the map."""
+    from attnviz.result import batches_of
+
+    queries, keys = batches_of(part)
+    return replace(opened, queries=queries, keys=keys)
 
 
 def _open(file: Path, array: ArrayFlags) -> _Opened:
