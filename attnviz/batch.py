@@ -92,24 +92,27 @@ def tokenizer_named(name: str) -> Callable[[str], list[str]]:
     return lambda text: list(encode(text).tokens)
 
 
-@lru_cache(4)
 def read_tokenizer(name: str) -> Any:
     """The `tokenizers.Tokenizer` of a `tokenizer.json`, which neither pads nor cuts off.
 
     Raises `InputError`, one line, for any other file.
     """
-    path, shown = Path(name), printable(name)
+    try:
+        with Path(name).open("rb") as stream:
+            data = stream.read(LARGEST_INPUT + 1)
+    except OSError as error:
+        raise InputError(f"{printable(name)}: {why_unreadable(Path(name), error)}") from None
+    return _tokenizer_of(data, printable(name))
+
+
+@lru_cache(2)
+def _tokenizer_of(data: bytes, shown: str) -> Any:
     try:
         import tokenizers
     except ImportError:
         raise ConfigError(
             f"--tokenizer {shown} needs the library tokenizers: pip install 'attnviz[models]'"
         ) from None
-    try:
-        with path.open("rb") as stream:
-            data = stream.read(LARGEST_INPUT + 1)
-    except OSError as error:
-        raise InputError(f"{shown}: {why_unreadable(path, error)}") from None
     if len(data) > LARGEST_INPUT:
         raise InputError(f"{shown} has over {LARGEST_INPUT >> 20} MiB; a tokenizer.json is smaller")
     try:

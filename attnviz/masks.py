@@ -163,7 +163,8 @@ def _positions(queries: Batch, keys: Batch) -> tuple[Tensor, Tensor]:
 
 def _segment_numbers(batch: Batch) -> npt.NDArray[np.int64]:
     """`[B T]`: how many `[SEP]` stand before each place."""
-    closes = batch.ids == batch.vocabulary.index(SEP)
+    number = batch.vocabulary.index(SEP) if SEP in batch.vocabulary else -1
+    closes = batch.ids == number
     return np.asarray(np.cumsum(closes, axis=1) - closes, dtype=np.int64)
 
 
