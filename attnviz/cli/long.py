@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 import sys
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -48,13 +48,15 @@ class Demand:
     flags: LongFlags
 
 
-def demand(flags: LongFlags, source: Source, text: TextInput) -> Demand | None:
+def demand(
+    flags: LongFlags, source: Source, text: TextInput, layers: Collection[int]
+) -> Demand | None:
     """Whether the text is to be run in blocks; None where whole maps will do."""
     if flags.given:
         return Demand("a part of the map", flags)
     if flags.pool is not None:
         return Demand(f"--pool {flags.pool}", flags)
-    needed, budget = source.bytes_needed(text), flags.budget()
+    needed, budget = source.bytes_needed(text, layers), flags.budget()
     limit = free_memory() // 2 if budget is None else budget
     if needed <= limit:
         return None
@@ -234,7 +236,7 @@ def _report(
         *token_facts(done.queries, done.keys, ascii_only(console)),
     ]
     print_facts(console, facts)
-    if trace:
+    if trace and done.run.steps:
         result("")
         print_trace(done.run.steps, console, cross=done.keys is not None)
 

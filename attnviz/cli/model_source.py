@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
+from dataclasses import replace
 from itertools import count
 from typing import TYPE_CHECKING
 
@@ -24,8 +25,13 @@ from attnviz.errors import ConfigError
 from attnviz.render.tokens import visible
 
 if TYPE_CHECKING:
+    from attnviz.sources.from_pretrained import Wanted
+    from attnviz.sources.loading import LoadedModel
     from attnviz.sources.long import Each, LongRun, Pooling
     from attnviz.sources.run import Run
+
+MANY = 2**28
+"""Bytes of maps from which on a text's tokens are counted: fewer fit wherever a model does."""
 
 ALLOWED = ("dtype", "device", "seed")
 """Flags of the layer that hold for a model as well."""
@@ -46,6 +52,7 @@ class ModelSource:
         require_alone(inputs, layer, masking, origin)
         choice("--dtype", layer.dtype, tuple(DTYPES))
         self._inputs, self._layer, self._flags = inputs, layer, flags
+        self._loaded: LoadedModel | None = None
 
         from attnviz.sources.loading import choose_device, outline_model
         from attnviz.sources.towers import choose_tower, layer_numbers, n_heads
@@ -81,14 +88,11 @@ class ModelSource:
         layers: Collection[int] | None = None,
         progress: Callable[[str], None] | None = None,
     ) -> Computed:
-        from attnviz.sources.from_pretrained import Wanted, run_model
+        from attnviz.sources.from_pretrained import run_model
         from attnviz.sources.gathering import KEEPABLE
         from attnviz.sources.generating import Writing
-        from attnviz.sources.loading import load_model
 
-        loaded = load_model(
-            self._outline, dtype=self._layer.dtype, device=self._device, progress=progress
-        )
+        loaded = self._load(progress)
         if progress is not None:
             progress("computing attention")
         notices: list[str] = []
@@ -98,57 +102,97 @@ class ModelSource:
             if progress is not None:
                 progress(f"computing attention, {next(n_written)} tokens written")
 
-        wanted = Wanted(
+        writing = None
+        if flags.generate is not None:
+            writing = Writing(flags.generate, flags.temperature, self._layer.seed, advance)
+        kept = [name for name in keep if name in KEEPABLE]
+        wanted = replace(self._wanted(layers), keep=kept, writing=writing)
+        done = run_model(loaded, *_texts(text), wanted, notices.append)
+        self._answers = done.answers
+        return Computed(done.run, done.queries, done.keys, (), notices)
+
+    def _load(self, progress: Callable[[str], None] | None) -> LoadedModel:
+        """The model with its weights; they are read once."""
+        from attnviz.sources.loading import load_model
+
+        if self._loaded is None:
+            self._loaded = load_model(
+                self._outline, dtype=self._layer.dtype, device=self._device, progress=progress
+            )
+        return self._loaded
+
+    def _wanted(self, layers: Collection[int] | None) -> Wanted:
+        from attnviz.sources.from_pretrained import Wanted
+
+        flags = self._flags
+        return Wanted(
             attention=self.tower,
             layers=layers,
-            keep=[name for name in keep if name in KEEPABLE],
             max_len=flags.max_len,
             pad_side=self._inputs.pad_side,
             words=flags.words,
             hide_special=flags.hide_special,
             raw_tokens=flags.raw_tokens,
-            writing=None
-            if flags.generate is None
-            else Writing(flags.generate, flags.temperature, self._layer.seed, advance),
         )
-        texts = [" ".join(pieces) for pieces in text.queries]
-        keys = None if text.keys is None else [" ".join(pieces) for pieces in text.keys]
-        done = run_model(loaded, texts, keys, wanted, notices.append)
-        self._answers = done.answers
-        return Computed(done.run, done.queries, done.keys, (), notices)
 
-    def bytes_needed(self, text: TextInput) -> int:  # noqa: ARG002
-        """0: how many tokens a text has is known when its tokenizer is loaded; `compute` asks then.
+    def bytes_needed(self, text: TextInput, layers: Collection[int] | None = None) -> int:
+        """What whole maps of the layers take. Tokens are counted where characters are many."""
+        flags = self._flags
+        if flags.generate is not None or flags.words or flags.hide_special:
+            return 0  # maps that are put together from parts are whole
+        n_layers = len(self._numbers) if layers is None else len(set(layers))
 
-        With --pool, `compute_long` is asked for whatever this says.
-        """
-        return 0
+        def needed(tokens: int) -> int:
+            tokens = min(tokens, flags.max_len or tokens)
+            cells = len(text.queries) * tokens**2 * self.n_heads * DTYPES[self._layer.dtype]
+            return (n_layers + 4) * cells
+
+        longest = max(len(" ".join(pieces).encode()) for pieces in text.queries)
+        if needed(longest) < MANY:
+            return needed(longest)
+        with Work() as work:
+            loaded = self._load(work.stage)
+            if loaded.tokenizer is None:
+                return 0
+            ids = loaded.tokenizer([" ".join(pieces) for pieces in text.queries])["input_ids"]
+        return needed(max(map(len, ids)))
 
     def compute_long(
         self,
-        text: TextInput,  # noqa: ARG002
-        pooling: Pooling,  # noqa: ARG002
-        each: Each,  # noqa: ARG002
-        layers: Collection[int] | None = None,  # noqa: ARG002
-        progress: Callable[[str], None] | None = None,  # noqa: ARG002
+        text: TextInput,
+        pooling: Pooling,
+        each: Each,
+        layers: Collection[int] | None = None,
+        progress: Callable[[str], None] | None = None,
     ) -> ComputedLong:
-        raise ConfigError(
-            "--model runs with whole maps: leave the flags for long texts out, and keep fewer "
-            "layers with --layers"
+        from attnviz.sources.model_blocks import run_model_long
+
+        for name in ("generate", "words", "hide_special"):
+            if getattr(self._flags, name):
+                raise ConfigError(
+                    f"--{name.replace('_', '-')} needs whole maps: leave the flags for long texts "
+                    "out"
+                )
+        loaded = self._load(progress)
+        notices: list[str] = []
+        run, queries, keys = run_model_long(
+            loaded, *_texts(text), self._wanted(layers), pooling, each, notices.append
         )
+        return ComputedLong(run, queries, keys, notices)
 
     def facts(self, run: Run | LongRun) -> list[Fact]:
         """The model by name, the sizes of its attention, the layers that are kept."""
         from attnviz.sources.run import Run
 
-        assert isinstance(run, Run)  # there are no long ones
+        if isinstance(run, Run):
+            config, kept = run.result.config, run.result.layer_numbers
+        else:
+            config, kept = run.facts["config"], run.facts["layers"]
         heads = f"{self.n_heads} heads"
         sizes = {axis: size for s in run.steps for axis, size in zip(s.axes, s.shape, strict=True)}
         if "Hkv" in sizes:
             heads += f" on {sizes['Hkv']} key/value heads"
         widths = [f"{axis} {sizes[axis]}" for axis in ("d_k", "d_v") if axis in sizes]
-        config = run.result.config
-        kept = run.result.layer_numbers
         layers = f"{len(self._numbers)} layers of {heads}"
         facts = [
             ("model", f"{self._outline.name} ({config['model_type']}), its {self.tower}: {layers}"),
@@ -164,6 +208,12 @@ class ModelSource:
                 (f"answer {i}", f"after {n} token{'s' * (n != 1)}: {visible_text(answer)}")
             )
         return facts
+
+
+def _texts(text: TextInput) -> tuple[list[str], list[str] | None]:
+    """The texts of the queries, and of the keys."""
+    keys = None if text.keys is None else [" ".join(pieces) for pieces in text.keys]
+    return [" ".join(pieces) for pieces in text.queries], keys
 
 
 def visible_text(text: str) -> str:

@@ -85,7 +85,7 @@ def run(
     chosen_heads = output.chosen_heads(source.n_layers, source.n_heads, source.absent)
 
     text = source.read()
-    demanded = demand(long, source, text)
+    demanded = demand(long, source, text, {layer for layer, _ in chosen_heads})
     if demanded is not None:
         if save_layer is not None:
             raise OutputError(f"--save-layer goes with whole maps; this is {demanded.why}")

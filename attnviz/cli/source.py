@@ -84,8 +84,8 @@ class Source(Protocol):
         """
         ...
 
-    def bytes_needed(self, text: TextInput) -> int:
-        """The memory that `compute` takes for this text, with whole maps."""
+    def bytes_needed(self, text: TextInput, layers: Collection[int] | None = None) -> int:
+        """The memory that `compute` takes for this text, with whole maps of these layers."""
         ...
 
     def compute_long(
@@ -160,7 +160,7 @@ class FlagsSource:
         run = from_config(self._config, queries, keys, rules, keep)
         return Computed(run, queries, keys, rules, notices)
 
-    def bytes_needed(self, text: TextInput) -> int:
+    def bytes_needed(self, text: TextInput, layers: Collection[int] | None = None) -> int:  # noqa: ARG002
         return bytes_of_maps(self._config, text.lengths(self._inputs))
 
     def compute_long(

@@ -111,7 +111,7 @@ class WeightsSource:
         remarks = self._remarks(rules, inputs is None)
         return Computed(run, queries, keys, rules, [*weights.notices, *notices, *remarks])
 
-    def bytes_needed(self, text: TextInput) -> int:
+    def bytes_needed(self, text: TextInput, layers: Collection[int] | None = None) -> int:  # noqa: ARG002
         return bytes_of_maps(self.weights.config, text.lengths(self._inputs), self.n_layers)
 
     def compute_long(

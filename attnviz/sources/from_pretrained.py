@@ -15,15 +15,16 @@ from attnviz.batch import Batch
 from attnviz.config import choice
 from attnviz.errors import ConfigError, InputError, printable
 from attnviz.machine import require_memory
-from attnviz.result import AttentionResult, from_batches
+from attnviz.merging import hide_special as without_special
+from attnviz.merging import merge_words, with_pieces
+from attnviz.result import from_batches
 from attnviz.sources.capturing import TAPS, Call, capture
 from attnviz.sources.encoding import Encoded, Say, encode, shifted_right
 from attnviz.sources.gathering import KEEPABLE, SCORES, kept, maps, mask_names, remarks
 from attnviz.sources.generating import Writing, side_by_side, write
 from attnviz.sources.loading import LoadedModel, load_model
-from attnviz.sources.regrouping import Groups, Labels, regrouped
 from attnviz.sources.run import Run
-from attnviz.sources.subwords import group_labels, readable, respelled, word_groups
+from attnviz.sources.subwords import pieces_of, readable, respelled
 from attnviz.sources.towers import choose_layers, choose_tower, n_heads, tower_names
 
 
@@ -36,17 +37,12 @@ class Wanted:
     keep: Collection[str] = ()
     max_len: int | None = None
     pad_side: str | None = None
-    words: bool = False
-    hide_special: bool = False
     raw_tokens: bool = False
     writing: Writing | None = None
 
     def __post_init__(self) -> None:
         for name in self.keep:
             choice("--keep", name, KEEPABLE)
-        changed = "--words" if self.words else "--hide-special" if self.hide_special else None
-        if self.keep and changed:
-            raise ConfigError(f"--keep and {changed}: what is kept has a row for each token")
         if self.keep and self.writing is not None:
             raise ConfigError("--keep and --generate: nothing but weights is kept of the steps")
 
@@ -97,8 +93,7 @@ def from_pretrained(
         keep: names of `KEEPABLE` whose tensors go into the result.
         max_len: cut longer texts to this many tokens.
         pad_side: the tokenizer's own side when left out.
-        words: merge the pieces of words: columns summed, rows averaged (Clark et al. 2019).
-        hide_special: leave the special tokens out; rows then sum to less than 1.
+        words, hide_special: `merge_words` and `hide_special` of `attnviz.merging` are applied.
         raw_tokens: name tokens as the tokenizer writes them (`Ġworld`), not decoded (`world`).
         generate: go on with each text by this many tokens, and show prompt and answer in one map.
         temperature, seed: of `generate`; temperature 0 takes the likeliest token each time.
@@ -113,12 +108,13 @@ def from_pretrained(
             be seen, or too little memory for it; each in one line.
     """
     writing = None if generate is None else Writing(generate, temperature, seed)
-    wanted = Wanted(
-        attention, layers, keep, max_len, pad_side, words, hide_special, raw_tokens, writing
-    )
+    wanted = Wanted(attention, layers, keep, max_len, pad_side, raw_tokens, writing)
     if not isinstance(model, LoadedModel):
         model = load_model(model, generates=writing is not None)
-    return run_model(model, texts, keys, wanted, say).run
+    run = run_model(model, texts, keys, wanted, say).run
+    if hide_special:
+        run = replace(run, result=without_special(run.result))
+    return replace(run, result=merge_words(run.result)) if words else run
 
 
 def run_model(
@@ -137,8 +133,8 @@ def run_model(
         seen = _read(loaded, texts, keys, wanted, say)
     queries, others = seen.queries, seen.keys if seen.tower == "cross" else None
     source = queries if others is None else others
-    of_queries = queries.batch(_tokens(loaded, queries, wanted))
-    of_keys = None if others is None else others.batch(_tokens(loaded, others, wanted))
+    of_queries = queries.batch(tokens_of(loaded, queries, wanted))
+    of_keys = None if others is None else others.batch(tokens_of(loaded, others, wanted))
     attention, allowed = maps(seen.calls)
     result = from_batches(
         attention,
@@ -146,28 +142,28 @@ def run_model(
         of_queries,
         of_queries if of_keys is None else of_keys,
         masks=mask_names(seen.calls, queries.valid, source.valid, seen.tower),
-        config={
-            "model": loaded.name,
-            "model_type": loaded.config.model_type,
-            "attention": seen.tower,
-            "dtype": str(seen.calls[0].weights.dtype).removeprefix("torch."),
-            **({"n_prompt": list(seen.n_prompt)} if seen.n_prompt else {}),
-        },
+        config=with_pieces(
+            {
+                "model": loaded.name,
+                "model_type": loaded.config.model_type,
+                "attention": seen.tower,
+                "dtype": str(seen.calls[0].weights.dtype).removeprefix("torch."),
+            },
+            of_pieces := pieces_of(loaded.tokenizer, queries, seen.n_prompt),
+            of_pieces if others is None else pieces_of(loaded.tokenizer, others),
+        ),
         source=f"{loaded.name}, {seen.tower}",
         layers=tuple(call.layer for call in seen.calls),
         kept=kept(seen.calls, wanted.keep),
+        n_prompt=seen.n_prompt,
     )
     for remark in remarks(result):
         say(remark)
-    if wanted.words or wanted.hide_special:
-        result = _grouped(result, queries, source, wanted)
-        for remark in _hidden(queries, source, wanted):
-            say(remark)
     answers = tuple(
         str(loaded.tokenizer.decode(list(ids[n:])))
         for ids, n in zip(queries.ids, seen.n_prompt, strict=bool(seen.n_prompt))
     )
-    run = Run(result, seen.calls[0].steps)
+    run = Run(result, tuple(seen.calls[0].steps))
     return ModelRun(run, of_queries, of_keys, seen.n_prompt, answers)
 
 
@@ -191,14 +187,14 @@ def _read(
     """One forward pass over all texts."""
     tower = choose_tower(loaded.network, loaded.source, wanted.attention, keys is not None)
     numbers = choose_layers(loaded.network, tower, wanted.layers)
-    queries, others = _encoded(loaded, tower, texts, keys, wanted, say)
+    queries, others = encoded_texts(loaded, tower, texts, keys, wanted, say)
     source = others if others is not None and tower == "cross" else queries
     _require_maps(loaded.network, tower, len(numbers), len(texts), queries.width, source.width)
     taps = set(wanted.keep) & set(TAPS) | ({"q", "k"} if set(wanted.keep) & set(SCORES) else set())
     known = tower_names(loaded.network)
     only = [tower] if len(known) > 1 else None
     with torch.no_grad(), capture(loaded.network, numbers, taps, only, trace=True) as captured:
-        _forward(loaded, tower, queries, others, say)
+        forward(loaded, tower, queries, others, say)
     if only is None:  # its mask tells what it is
         tower = captured.towers[0]
     return _Seen(tower, captured.of(tower), queries, others)
@@ -227,7 +223,7 @@ def _written(
     return _Seen(tower, calls, queries, given if both else None, n_prompt)
 
 
-def _encoded(
+def encoded_texts(
     loaded: LoadedModel,
     tower: str,
     texts: Sequence[str],
@@ -304,7 +300,7 @@ def _require_maps(
     )
 
 
-def _forward(
+def forward(
     loaded: LoadedModel, tower: str, queries: Encoded, others: Encoded | None, say: Say
 ) -> None:
     """Run the part of the model that holds the tower."""
@@ -352,44 +348,5 @@ def _inputs(
 # ── how it is shown ──────────────────────────────────────────────────────────────────────────
 
 
-def _tokens(loaded: LoadedModel, encoded: Encoded, wanted: Wanted) -> Sequence[tuple[str, ...]]:
+def tokens_of(loaded: LoadedModel, encoded: Encoded, wanted: Wanted) -> Sequence[tuple[str, ...]]:
     return encoded.raw if wanted.raw_tokens else readable(loaded.tokenizer, encoded)
-
-
-def _grouped(
-    result: AttentionResult, queries: Encoded, keys: Encoded, wanted: Wanted
-) -> AttentionResult:
-    """Words in place of their pieces, and no special tokens, as it is wanted."""
-    sides: list[tuple[Groups, Labels]] = []
-    for encoded, tokens in ((queries, result.query_tokens), (keys, result.key_tokens)):
-        groups, labels = [], []
-        for i, valid in enumerate(encoded.valid):
-            own = [token for token, real in zip(tokens[i], valid, strict=True) if real]
-            text, spans, special = encoded.texts[i], encoded.spans[i], encoded.special[i]
-            found = word_groups(text, spans) if wanted.words else [[n] for n in range(len(own))]
-            if wanted.hide_special:
-                found = [group for group in found if not any(special[n] for n in group)]
-            groups.append(found)
-            labels.append(group_labels(found, own, text, spans))
-        if not any(groups):
-            raise InputError("--hide-special leaves no token: all of them are special")
-        sides.append((groups, labels))
-    return regrouped(result, *sides[0], *sides[1])
-
-
-def _hidden(queries: Encoded, keys: Encoded, wanted: Wanted) -> list[str]:
-    """What was done to the tokens, in words."""
-    said = []
-    if wanted.words:
-        said.append("--words: attention to the pieces of a word is added up, from them averaged")
-    if wanted.hide_special:
-        names = {
-            t
-            for e in (queries, keys)
-            for raw, s in zip(e.raw, e.special, strict=True)
-            for t, special in zip(raw, s, strict=True)
-            if special
-        }
-        shown = ", ".join(printable(name, 20) for name in sorted(names)) or "none in this text"
-        said.append(f"--hide-special: {shown}; what they got is missing from the rows' sums")
-    return said

@@ -1,0 +1,305 @@
+"""Attention of a pretrained model on a long text: queries and keys are caught as they pass.
+
+A model of transformers chooses its attention function by name. Here the name is one of ours, whose
+masks are made as for FlashAttention: they tell which tokens are padding, and nothing of Tq × Tk is
+ever built. The function hands on what the weights would be made of, and goes on with torch's own
+kernel where the mask is plain, or block by block. That this is what the model computes is proved
+on the beginning of the text, against the family's own plain arithmetic.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from attnviz.batch import Batch
+from attnviz.errors import InputError
+from attnviz.machine import require_memory
+from attnviz.masks import Rule
+from attnviz.sources.attention_modules import INTERFACE
+from attnviz.sources.capturing import Call, capture
+from attnviz.sources.encoding import Encoded, Say
+from attnviz.sources.from_pretrained import Wanted, encoded_texts, forward, tokens_of
+from attnviz.sources.loading import LoadedModel
+from attnviz.sources.long import Each, LongRun, Pooling, real_rows
+from attnviz.sources.towers import choose_layers, choose_tower, members, n_heads, tower_names
+from attnviz.streaming import LongAttention, context
+
+PROVED = 1024
+"""Tokens at the beginning of the text on which the blocks are compared with the model's own."""
+
+TOLERANCE = 0.02
+"""How far queries of the last layer may differ then, relative to their size."""
+
+
+def run_model_long(
+    loaded: LoadedModel,
+    texts: Sequence[str],
+    keys: Sequence[str] | None,
+    wanted: Wanted,
+    pooling: Pooling,
+    each: Each,
+    say: Say,
+) -> tuple[LongRun, Batch, Batch | None]:
+    """One forward pass over `texts`; `each` is given what every wanted layer's weights are made of.
+
+    Returns the run, and the batches of queries and of keys (None: they look at themselves).
+
+    Raises `InputError` where the model does more than q · k, a cap, a mask and sinks, or where
+    memory does not suffice.
+    """
+    network = loaded.network
+    tower = choose_tower(network, loaded.source, wanted.attention, keys is not None)
+    numbers = choose_layers(network, tower, wanted.layers)
+    queries, others = encoded_texts(loaded, tower, texts, keys, wanted, say)
+    source = others if others is not None and tower == "cross" else queries
+    _require_interface(loaded, tower)
+    _require_memory(loaded, tower, len(numbers), queries, pooling)
+    _prove(loaded, tower, queries, others, numbers[-1])
+
+    of_queries = queries.batch(tokens_of(loaded, queries, wanted))
+    of_keys = of_queries if source is queries else source.batch(tokens_of(loaded, source, wanted))
+    masks: dict[str, None] = {}
+    alone = real_rows(of_queries)
+
+    def one(layer: int, attention: LongAttention) -> None:
+        masks.update(dict.fromkeys(rule.name for rule in attention.rules))
+        rules = (*attention.rules, alone)
+        starts = of_queries.starts.tolist(), of_keys.starts.tolist()
+        each(
+            layer,
+            replace(attention, rules=rules, query_starts=starts[0], key_starts=starts[1]),
+        )
+
+    with torch.no_grad(), in_blocks(network, tower, one, numbers):
+        forward(loaded, tower, queries, others, say)
+    facts = {
+        "masks": tuple(masks),
+        "config": {
+            "model": loaded.name,
+            "model_type": loaded.config.model_type,
+            "attention": tower,
+            "dtype": str(next(iter(network.parameters())).dtype).removeprefix("torch."),
+        },
+        "source": f"{loaded.name}, {tower}",
+        "trained": True,
+        "layers": numbers,
+    }
+    return LongRun((), (), facts), of_queries, None if of_keys is of_queries else of_keys
+
+
+@contextmanager
+def in_blocks(model: nn.Module, tower: str, each: Each, layers: Collection[int]) -> Iterator[None]:
+    """While this lasts, `model` computes attention without maps, and `each` sees that of `layers`.
+
+    At the end the model is as it was.
+    """
+    from transformers import AttentionInterface, AttentionMaskInterface
+
+    functions, masks = AttentionInterface._global_mapping, AttentionMaskInterface._global_mapping
+    name = f"attnviz_blocks_{id(each):x}"
+    places = members(model, tower)
+
+    def attend(
+        module: nn.Module,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        attention_mask: Tensor | None,
+        **kwargs: Any,
+    ) -> tuple[Tensor, None]:
+        attention = _attention(module, query, key, attention_mask, kwargs)
+        place = places.get(module)
+        layer = None if place is None else place.layer
+        if layer is not None and layer in layers:
+            each(layer, attention)
+        return _output(attention, value).transpose(1, 2).contiguous(), None
+
+    with ExitStack() as undo:
+        functions[name], masks[name] = attend, masks["flash_attention_2"]
+        undo.callback(functions.pop, name)
+        undo.callback(masks.pop, name)
+        for config in _configs(model):
+            undo.callback(setattr, config, IMPLEMENTATION, getattr(config, IMPLEMENTATION))
+            setattr(config, IMPLEMENTATION, name)
+        yield
+
+
+IMPLEMENTATION = "_attn_implementation_internal"
+"""Where a configuration has the name; the public setter would reach into sub-configurations."""
+
+
+def _configs(model: nn.Module) -> list[Any]:
+    """Every configuration in the model that names an attention function."""
+    waiting = [c for m in model.modules() if (c := getattr(m, "config", None)) is not None]
+    found: dict[int, Any] = {}
+    while waiting:
+        config = waiting.pop()
+        if id(config) in found or IMPLEMENTATION not in getattr(config, "__dict__", {}):
+            continue
+        found[id(config)] = config
+        parts = (getattr(config, part, None) for part in getattr(config, "sub_configs", ()))
+        waiting += [part for part in parts if part is not None]
+    return list(found.values())
+
+
+def _attention(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    attention_mask: Tensor | None,
+    given: dict[str, Any],
+) -> LongAttention:
+    """What the weights are made of, by the arguments that FlashAttention would be given."""
+    if given.get("position_bias") is not None:
+        raise InputError("the model adds a table to its scores; its maps are computed whole only")
+    if attention_mask is not None and attention_mask.ndim != 2:
+        raise InputError("the model makes a mask of its own; its maps are computed whole only")
+    causal = given.get("is_causal")
+    causal = bool(getattr(module, "is_causal", False)) if causal is None else causal
+    n_queries, n_keys = query.shape[2], key.shape[2]
+    rules = []
+    if attention_mask is not None:
+        rules.append(_padding(attention_mask))
+    window = given.get("sliding_window")
+    if window is not None and n_keys > window:
+        rules.append(_window(n_queries, n_keys, int(window), causal))
+    elif causal and n_queries > 1:
+        rules.append(_window(n_queries, n_keys, None, causal))
+    scale = given.get("scaling")
+    return LongAttention(
+        query,
+        key,
+        tuple(rules),
+        scale=query.shape[-1] ** -0.5 if scale is None else float(scale),
+        softcap=given.get("softcap"),
+        sinks=given.get("s_aux"),
+    )
+
+
+def _padding(valid: Tensor) -> Rule:
+    """Keys that are tokens, [B Tk]; padding stands on one side."""
+    real = valid.bool().cpu()
+    lengths = real.sum(1)
+    first = real.long().argmax(1)
+    if not bool((real.long().cumsum(1).amax(1) == lengths).all()) or bool(
+        (real.long().diff(dim=1).abs().sum(1) > 1).any()
+    ):
+        raise InputError("padding stands inside of the text; its maps are computed whole only")
+    return Rule(
+        "padding",
+        lambda b, h, q, k: real[b, k],
+        span=lambda b: (first[b, None], (first + lengths)[b, None]),
+    )
+
+
+def _window(n_queries: int, n_keys: int, window: int | None, causal: bool) -> Rule:
+    """Queries are the last of the keys; a window of n looks n - 1 tokens back, and ahead where the
+    model looks ahead at all."""
+    own = torch.arange(n_queries) + n_keys - n_queries
+    first = torch.zeros(1, dtype=torch.int64) if window is None else own - window + 1
+    end = own + 1 if causal or window is None else own + window
+    name = "causal" if window is None else f"window {window}"
+    return Rule(
+        name,
+        lambda b, h, q, k: (k >= (first if window is None else first[q])) & (k < end[q]),
+        span=lambda b: (first, end),
+    )
+
+
+def _output(attention: LongAttention, value: Tensor) -> Tensor:
+    """weights · value: torch's own kernel where it can, else block by block."""
+    plain = attention.softcap is None and attention.sinks is None
+    names = [rule.name for rule in attention.rules]
+    if plain and names in ([], ["causal"]) and attention.queries == attention.keys:
+        return torch.nn.functional.scaled_dot_product_attention(
+            attention.q,
+            attention.k,
+            value,
+            is_causal=bool(names),
+            scale=attention.multiplier,
+            enable_gqa=attention.k.shape[1] != attention.n_heads,
+        )
+    return context(attention, value)
+
+
+# ── before it runs ───────────────────────────────────────────────────────────────────────────
+
+
+def _require_interface(loaded: LoadedModel, tower: str) -> None:
+    """Raise `InputError` where a layer computes attention by lines of its own."""
+    for module, place in members(loaded.network, tower).items():
+        if place.how != INTERFACE or place.layer is None:
+            raise InputError(
+                f"{loaded.source} computes its attention in {type(module).__name__} by lines of "
+                "its own; its maps are computed whole only: cut the text with --max-len"
+            )
+
+
+def _require_memory(
+    loaded: LoadedModel, tower: str, n_layers: int, queries: Encoded, pooling: Pooling
+) -> None:
+    """Raise `InputError` where pooled maps and what flows through the model would not fit."""
+    config = loaded.config
+    width = int(getattr(config, "hidden_size", 1024))
+    inner = int(getattr(config, "intermediate_size", 4 * width) or 4 * width)
+    tokens = len(queries.ids) * queries.width
+    item = next(iter(loaded.network.parameters())).element_size()
+    maps = n_layers * len(queries.ids) * n_heads(loaded.network, tower)
+    require_memory(
+        tokens * (12 * width + 4 * inner) * item
+        + 2 * pooling.bytes_of_maps(maps, queries.width)
+        + (2 * tokens * width * 4 * n_layers if pooling.keep else 0),
+        f"a long run of {tokens:,} tokens through {loaded.source}",
+        "keep fewer layers with --layers, or give a smaller --pool",
+    )
+
+
+def _prove(
+    loaded: LoadedModel, tower: str, queries: Encoded, others: Encoded | None, layer: int
+) -> None:
+    """Raise `InputError` where the blocks give other queries than the family's own arithmetic."""
+    short = _beginning(queries), None if others is None else _beginning(others)
+    found: list[Tensor] = []
+
+    def quiet(_: str) -> None:
+        pass
+
+    def keep(_: int, attention: LongAttention) -> None:
+        found.append(attention.q.detach().cpu().float())
+
+    only = [tower] if len(tower_names(loaded.network)) > 1 else None
+    with torch.no_grad(), in_blocks(loaded.network, tower, keep, [layer]):
+        forward(loaded, tower, *short, quiet)
+
+    def own(call: Call) -> None:
+        if call.q is not None:
+            found.append(call.q.float())
+
+    with torch.no_grad(), capture(loaded.network, [layer], ["q"], only, each=own):
+        forward(loaded, tower, *short, quiet)
+    blocks, eager = found
+    apart = float((blocks - eager).abs().max() / eager.abs().max())
+    if not apart <= TOLERANCE:
+        raise InputError(
+            f"{loaded.source} does more than q · k and mask: block by block, its layer {layer} "
+            f"would differ by {apart:.1%}; its maps are computed whole only"
+        )
+
+
+def _beginning(encoded: Encoded) -> Encoded:
+    """The first tokens of the first text, alone."""
+    return replace(
+        encoded,
+        texts=encoded.texts[:1],
+        ids=(encoded.ids[0][:PROVED],),
+        raw=(encoded.raw[0][:PROVED],),
+        spans=(encoded.spans[0][:PROVED],),
+        special=(encoded.special[0][:PROVED],),
+        types=(encoded.types[0][:PROVED],),
+    )
