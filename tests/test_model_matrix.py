@@ -270,7 +270,7 @@ def test_what_is_captured_is_what_the_family_computes(name: str) -> None:
     before = _state(model)
     with torch.no_grad():
         default = _output(model(**inputs))
-        with capture(model) as captured:
+        with capture(model, trace=True) as captured:
             seen = _output(model(**inputs))
     assert _state(model) == before
 
@@ -282,6 +282,7 @@ def test_what_is_captured_is_what_the_family_computes(name: str) -> None:
     if name != "Falcon, ALiBi":  # whose default kernel adds its mask before it scales
         assert _closeness(seen, default, real) <= 1e-4
 
+    assert "weights" in [step.name for call in captured.calls for step in call.steps]
     assert sorted(captured.towers) == sorted(family.towers)
     for tower, attribute in family.towers.items():
         own = getattr(reference, attribute)

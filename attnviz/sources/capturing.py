@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import inspect
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from threading import RLock
@@ -23,8 +23,9 @@ from torch import Tensor, nn
 
 from attnviz.errors import InputError, printable
 from attnviz.sources.attention_modules import INTERFACE, OWN_CODE, TORCH, Place, own_eager, places
+from attnviz.sources.layer_trace import LayerTrace
 from attnviz.sources.spying import FORBIDDING, Spy, with_heads
-from attnviz.trace import Recorder, Step
+from attnviz.trace import Step
 
 TAPS = ("q", "k", "v", "context")
 """What can be kept of a call beside its weights, mask and scale."""
@@ -57,7 +58,7 @@ class Call:
     softcap: float | None = None
     bias: Tensor | None = None
     source: str = ""
-    steps: tuple[Step, ...] = ()
+    steps: Sequence[Step] = ()
 
     @property
     def sink(self) -> Tensor:
@@ -111,8 +112,8 @@ def capture(
     eval and in training alike. What the model returns, its gradients and its random numbers do
     not change (to rounding, where it would have used another kernel). Only the `layers` (numbers
     from 0) and `towers` that are wanted are kept. `keep` names taps of `TAPS` to keep as well.
-    With `trace`, the first call that is kept has `steps`: its tensors as they were. `each` is given
-    every call as it comes, and nothing is kept.
+    With `trace`, the first call that is kept has `steps`: its layer's tensors as they were. `each`
+    is given every call as it comes, and nothing is kept.
 
     At the end the model is as it was, also upon an exception. Raises `InputError` when the model
     ran and none of its attention could be seen.
@@ -120,9 +121,12 @@ def capture(
     unknown = next((name for name in keep if name not in TAPS), None)
     if unknown is not None:
         raise InputError(f"keep {printable(unknown)}: known are {', '.join(TAPS)}")
-    watch = _Watch(model, layers, frozenset(keep), towers, trace, each)
+    watch = _Watch(model, layers, frozenset(keep), towers, each)
     with ExitStack() as undo:
         _install(watch, model, undo)
+        first = watch.first() if trace else None
+        if first is not None:
+            watch.traced = first, LayerTrace(model, first, undo)
         yield watch.caught
         watch.require_something()
 
@@ -139,7 +143,6 @@ class _Watch:
         layers: Collection[int] | None,
         keep: frozenset[str],
         towers: Collection[str] | None,
-        trace: bool,
         each: Callable[[Call], None] | None,
     ) -> None:
         self.caught = Capture()
@@ -147,7 +150,8 @@ class _Watch:
         self.places = places(model)
         self.unseen: dict[str, str] = {}
         self._model, self._layers, self._keep, self._towers = model, layers, keep, towers
-        self._step, self._ran, self._trace = -1, False, trace
+        self._step, self._ran = -1, False
+        self.traced: tuple[str, LayerTrace] | None = None
         self._seen = 0
         self._alone = ""  # the tower's name where there is one: its mask tells
         self._counts: Counter[str] = Counter()
@@ -171,6 +175,13 @@ class _Watch:
         self._seen += 1
         return place, tower, layer
 
+    def first(self) -> str | None:
+        """The name of the first module that is wanted; None where names do not tell."""
+        for place in self.places.values():
+            if self.wants(place.tower or next(iter(self._towers or ("",))), place.layer or 0):
+                return place.name
+        return None
+
     def wants(self, tower: str, layer: int) -> bool:
         return (self._layers is None or layer in self._layers) and (
             self._towers is None or tower in self._towers
@@ -178,9 +189,9 @@ class _Watch:
 
     def add(self, call: Call) -> None:
         """Keep what is wanted of `call`, on the CPU."""
-        if self._trace:
-            self._trace = False
-            call = replace(call, steps=_steps(call))
+        if self.traced is not None and call.name == self.traced[0]:
+            call = replace(call, steps=self.traced[1].record(call))
+            self.traced = None
         kept: dict[str, Any] = {name: None for name in TAPS if name not in self._keep}
         for name, value in vars(call).items():
             if isinstance(value, Tensor) and name not in kept:
@@ -231,28 +242,6 @@ def _is_causal(allowed: Tensor, queries: int, keys: int) -> bool:
     """Whether nobody looks at later keys. One query alone says nothing, and counts as causal."""
     later = torch.ones(queries, keys, dtype=torch.bool, device=allowed.device)
     return not bool((allowed & later.triu(1 + keys - queries)).any())
-
-
-def _steps(call: Call) -> tuple[Step, ...]:
-    """The tensors of a call as they came, with the line that made them."""
-    batch, heads, queries, keys = call.weights.shape
-    sizes = {"B": batch, "H": heads, "Tq": queries, "Tk": keys}
-    labels = {"q": "B H Tq d_k", "k": "B H Tk d_k", "v": "B H Tk d_v"}
-    if call.q is not None and call.k is not None and call.v is not None:
-        sizes |= {"Hkv": call.k.shape[1], "d_k": call.q.shape[-1], "d_v": call.v.shape[-1]}
-        if call.k.shape[1] != heads:
-            labels |= {"k": "B Hkv Tk d_k", "v": "B Hkv Tk d_v"}
-    if call.allowed is not None:
-        pairs = zip(("B", "H", "Tq", "Tk"), call.allowed.shape, strict=True)
-        labels["allowed"] = " ".join(
-            axis if size == sizes[axis] > 1 else "1" for axis, size in pairs
-        )
-    recorder = Recorder(sizes)
-    for name, axes in (labels | {"weights": "B H Tq Tk", "context": "B H Tq d_v"}).items():
-        tensor = getattr(call, name)
-        if tensor is not None:
-            recorder(name, axes, tensor, sums_over="Tk" if name == "context" else "")
-    return tuple(replace(step, source=call.source) for step in recorder.steps)
 
 
 # ── putting it in, and taking it out ─────────────────────────────────────────────────────────

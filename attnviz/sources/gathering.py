@@ -17,7 +17,10 @@ from attnviz.sources.capturing import TAPS, Call
 SCORES = ("products", "scores", "position_bias", "biased")
 """Computed again from the q, k, scale and bias that were captured; checked against the weights."""
 
-KEEPABLE = (*TAPS, *SCORES)
+TURNED = ("q_rotated", "k_rotated")
+"""q and k by the names that they have where positions have turned them."""
+
+KEEPABLE = (*TAPS, *TURNED, *SCORES)
 """What a run of a model can keep."""
 
 BEYOND_ROUNDING = 1e-3
@@ -62,11 +65,14 @@ def _require_alike(calls: Sequence[Call]) -> None:
 
 def kept(calls: Sequence[Call], keep: Collection[str]) -> dict[str, npt.NDArray[Any]]:
     """The tensors that were asked for, `[L B …]`, but those that a family does not have."""
+    turned = {step.name for call in calls for step in call.steps} & set(TURNED)
     found = [{name: _tap(call, name) for name in keep if name in TAPS} for call in calls]
     if set(keep) & set(SCORES):
         for tensors, call in zip(found, calls, strict=True):
             scores = _scores(call)
             tensors.update({name: scores[name] for name in keep if name in scores})
+    for tensors, call in zip(found, calls, strict=True):
+        tensors.update({name: _tap(call, name[0]) for name in keep if name in turned})
     return {
         name: np.stack([tensors[name].float().numpy() for tensors in found]) for name in found[0]
     }
