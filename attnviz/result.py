@@ -12,7 +12,8 @@ The saved form has a version. Version 1, the same names in `.npz` and `.safetens
 - metadata: one JSON object; in `.npz` the string array `metadata`, in `.safetensors` the header
   entry `attnviz`. It has `format` ("attnviz.run"), `version`, `query_tokens` and `key_tokens`
   `[B][T]` with `[PAD]` where padded, `pad_side`, `config`, `masks`, `source`, `trained`, `attnviz`;
-  and `layers`, their numbers in the model, where these are not 0, 1, 2, …
+  and `layers`, their numbers in the model, where these are not 0, 1, 2, …; `n_prompt` and `notes`
+  where there are any.
 
 `.json` is that object with the arrays in it, as nested lists.
 """
@@ -66,6 +67,9 @@ class AttentionResult:
     Shapes are those of the saved form above. `masks` are the names of the masks in force,
     `source` says where the attention came from, in words; `trained` whether its weights are.
     `layers` are the numbers that the layers have in their model; () stands for 0, 1, 2, …
+    `n_prompt` are, for each sequence, the first of its queries that were given to a model, which
+    wrote the others; () where it wrote none. `notes` say in words what was done to the maps since
+    they were computed: tokens that are merged or hidden.
 
     Raises `InputError` when the arrays do not fit each other.
     """
@@ -83,6 +87,8 @@ class AttentionResult:
     trained: bool = True
     kept: Mapping[str, Array] = field(default_factory=dict)
     layers: tuple[int, ...] = ()
+    n_prompt: tuple[int, ...] = ()
+    notes: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         shape = self.attention.shape
@@ -104,6 +110,8 @@ class AttentionResult:
             "lengths": _are_lengths(self.lengths, batch, queries),
             "key_lengths": _are_lengths(self.key_lengths, batch, keys),
             "layers": len(self.layers) in (0, layers),
+            "n_prompt": len(self.n_prompt) in (0, batch)
+            and all(0 <= n <= queries for n in self.n_prompt),
         }
         sizes = {"L": layers, "B": batch, "H": heads, "Tq": queries, "Tk": keys}
         for name, array in self.kept.items():
@@ -184,7 +192,11 @@ class AttentionResult:
             "pad_side": self.pad_side,
             "query_tokens": [list(row) for row in self.query_tokens],
             "key_tokens": [list(row) for row in self.key_tokens],
-            **({"layers": list(self.layers)} if self.layers else {}),
+            **{
+                name: list(values)
+                for name in ("layers", "n_prompt", "notes")
+                if (values := getattr(self, name))
+            },
         }
 
     def arrays(self) -> dict[str, Array]:
@@ -383,7 +395,9 @@ def _fields(arrays: dict[str, Array], metadata: object) -> dict[str, Any]:
         if not isinstance(fields[name], kind):
             raise InputError(f"is not a saved run: its metadata has no proper {name}")
     fields["masks"] = _strings(fields["masks"], "masks")
-    fields["layers"] = _numbers(metadata.get("layers", []))
+    for name in ("layers", "n_prompt"):
+        fields[name] = _numbers(metadata.get(name, []), name)
+    fields["notes"] = _strings(metadata.get("notes", []), "notes")
     for name in ("query_tokens", "key_tokens"):
         fields[name] = tuple(_strings(row, name) for row in fields[name])
     for name in ("attention", "allowed", "lengths", "key_lengths"):
@@ -409,9 +423,9 @@ def _strings(values: object, name: str) -> tuple[str, ...]:
     return tuple(values)
 
 
-def _numbers(values: object) -> tuple[int, ...]:
+def _numbers(values: object, name: str) -> tuple[int, ...]:
     if not isinstance(values, list) or not all(type(value) is int for value in values):
-        raise InputError("is not a saved run: its layers are no list of numbers")
+        raise InputError(f"is not a saved run: its {name} are no list of numbers")
     return tuple(values)
 
 

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from attnviz.batch import Batch
 from attnviz.config import choice
-from attnviz.errors import ConfigError, InputError, printable
+from attnviz.errors import ConfigError, InputError
 from attnviz.machine import require_memory
 from attnviz.merging import hide_special as without_special
 from attnviz.merging import merge_words, with_pieces
@@ -135,6 +135,7 @@ def run_model(
     source = queries if others is None else others
     of_queries = queries.batch(tokens_of(loaded, queries, wanted))
     of_keys = None if others is None else others.batch(tokens_of(loaded, others, wanted))
+    known = pieces_of(loaded.tokenizer, queries, seen.n_prompt)
     attention, allowed = maps(seen.calls)
     result = from_batches(
         attention,
@@ -149,8 +150,8 @@ def run_model(
                 "attention": seen.tower,
                 "dtype": str(seen.calls[0].weights.dtype).removeprefix("torch."),
             },
-            of_pieces := pieces_of(loaded.tokenizer, queries, seen.n_prompt),
-            of_pieces if others is None else pieces_of(loaded.tokenizer, others),
+            known,
+            known if others is None else pieces_of(loaded.tokenizer, others),
         ),
         source=f"{loaded.name}, {seen.tower}",
         layers=tuple(call.layer for call in seen.calls),

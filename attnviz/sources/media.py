@@ -1,4 +1,4 @@
-"""Pictures and sound from files that anybody may have made; what cannot be read is said in a line."""
+"""Pictures and sound from files that anybody may have made; a line says what cannot be read."""
 
 from __future__ import annotations
 
