@@ -6,6 +6,7 @@ import json
 import time
 from collections.abc import Callable, Iterator
 from functools import partial
+from itertools import islice
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
@@ -75,7 +76,8 @@ def stats(
             opening = make_opening(
                 corpus, documents, layer, masking, weights, model, measures.probe is not None
             )
-            done = _measure(corpus, documents, opening, options, measures, how, report, work)
+            gpus = float(layer.device == "cuda")
+            done = _measure(corpus, documents, opening, options, measures, how, report, work, gpus)
             for name, shown in (("rollout", report.rollout), ("flow", report.flow)):
                 if shown is not None:
                     work.stage(name)
@@ -128,6 +130,7 @@ def _measure(
     how: WorkFlags,
     report: ReportFlags,
     work: Work,
+    gpus: float,
 ) -> _Done:
     from attnviz.measuring.batches import shards
     from attnviz.measuring.checkpoint import Checkpoint
@@ -147,9 +150,13 @@ def _measure(
         if how.engine == "ray":
             from attnviz.measuring.cluster import drive_on_ray
 
+            if documents is None:
+                raise ConfigError("--engine ray runs a model; --saved has its attention")
+            first += [f for f, _ in islice(documents.documents(), 1) if isinstance(f, Document)]
             part = drive_on_ray(
-                opening, source, shards(made), options, address=how.address, workers=how.workers,
+                opening, source, documents, options, address=how.address, workers=how.workers,
                 strict=how.strict, checkpoint=checkpoint, resume=how.resume, tell=tell,
+                gpus=gpus,
             )  # fmt: skip
         else:
             part = drive(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,7 +20,7 @@ FORMAT, VERSION = "attnviz.stats.checkpoint", 1
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A file that holds the sums of the first shards of a corpus.
+    """A file that holds the sums of some shards of a corpus.
 
     `what` describes the corpus, the source and the options: only the same ones go on from it.
     """
@@ -27,13 +28,13 @@ class Checkpoint:
     path: Path
     what: str
 
-    def save(self, shards: int, part: Part) -> None:
+    def save(self, shards: Collection[int], part: Part) -> None:
         """Write beside the file, then put it in its place: a crash leaves the old or the new."""
         facts = {
             "format": FORMAT,
             "version": VERSION,
             "what": self.what,
-            "shards": shards,
+            "shards": _ranges(shards),
             "tally": part.tally.as_dict(),
         }
         beside = self.path.with_name(f".{self.path.name}.{os.getpid()}")
@@ -47,8 +48,11 @@ class Checkpoint:
         finally:
             beside.unlink(missing_ok=True)
 
-    def load(self, n_layers: int, n_heads: int, options: Options) -> tuple[int, Part]:
-        """(shards that are done, their measures). Raises `InputError` for another's file."""
+    def load(self, n_layers: int, n_heads: int, options: Options) -> tuple[set[int], Part]:
+        """(numbers of the shards that are done, their measures).
+
+        Raises `InputError` for another's file.
+        """
         shown = printable(self.path)
         try:
             arrays = read_npz(self.path, at_most=10_000)
@@ -62,7 +66,8 @@ class Checkpoint:
                 )
             if facts["what"] == self.what:
                 measures = Measures(n_layers, n_heads, options).load(arrays)
-                return int(facts["shards"]), Part(measures, Tally.from_dict(facts["tally"]))
+                done = {i for start, stop in facts["shards"] for i in range(start, stop)}
+                return done, Part(measures, Tally.from_dict(facts["tally"]))
         except OSError as error:
             raise InputError(f"{shown}: {why_unreadable(self.path, error)}") from None
         except InputError:
@@ -73,3 +78,14 @@ class Checkpoint:
             f"{shown} is of other documents, another model or other measures: it can only be gone "
             "on from with the same; --force begins anew"
         )
+
+
+def _ranges(numbers: Collection[int]) -> list[tuple[int, int]]:
+    """0, 1, 2, 7 → (0, 3), (7, 8): what is done is nearly all of the beginning."""
+    ranges: list[tuple[int, int]] = []
+    for number in sorted(numbers):
+        if ranges and ranges[-1][1] == number:
+            ranges[-1] = (ranges[-1][0], number + 1)
+        else:
+            ranges.append((number, number + 1))
+    return ranges

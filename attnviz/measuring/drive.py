@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 from attnviz.measuring.batches import Shard
@@ -28,6 +29,59 @@ class Progress:
 Tell = Callable[[Progress], None]
 
 
+class Keeper:
+    """What has been measured so far, and the checkpoint that holds it."""
+
+    def __init__(
+        self,
+        part: Part,
+        done: set[int],
+        checkpoint: Checkpoint | None,
+        every: float,
+        tell: Tell,
+    ) -> None:
+        self.part, self.done = part, done
+        self._checkpoint, self._every, self._tell = checkpoint, every, tell
+        self._saved, self._at = len(done), time.monotonic()
+
+    def add(self, part: Part, shards: Iterable[int], position: int) -> None:
+        """Add what was measured of some shards, each of which comes once."""
+        self.part = self.part.merge(part)
+        self.done.update(shards)
+        self._tell(Progress(self.part.tally.documents, self.part.tally.tokens, position))
+        if self._checkpoint is not None and time.monotonic() - self._at >= self._every:
+            self.save()
+
+    def save(self) -> None:
+        """Write the checkpoint, unless it is up to date."""
+        checkpoint = self._checkpoint
+        if checkpoint is not None and (
+            len(self.done) > self._saved or not checkpoint.path.exists()
+        ):
+            checkpoint.save(self.done, self.part)
+        self._saved, self._at = len(self.done), time.monotonic()
+
+
+@contextmanager
+def keeping(
+    source: Source,
+    options: Options,
+    checkpoint: Checkpoint | None,
+    resume: bool,
+    tell: Tell,
+    every: float,
+) -> Iterator[Keeper]:
+    """A keeper that goes on from the checkpoint when that is wanted, and saves upon any end."""
+    part, done = empty_part(source.n_layers, source.n_heads, options), set[int]()
+    if checkpoint is not None and resume:
+        done, part = checkpoint.load(source.n_layers, source.n_heads, options)
+    keeper = Keeper(part, done, checkpoint, every, tell)
+    try:
+        yield keeper
+    finally:
+        keeper.save()
+
+
 def drive(
     source: Source,
     shards: Iterable[Shard],
@@ -45,21 +99,9 @@ def drive(
     and when the work is stopped (`KeyboardInterrupt`) or fails; `resume` goes on from it. Sums are
     added in the same order then, so that the figures have the same bits.
     """
-    done, part = 0, empty_part(source.n_layers, source.n_heads, options)
-    if checkpoint is not None and resume:
-        done, part = checkpoint.load(source.n_layers, source.n_heads, options)
-    saved, at = done, time.monotonic()
-    try:
+    with keeping(source, options, checkpoint, resume, tell, every) as keeper:
         for shard in shards:
-            if shard.number < done:
-                continue
-            part = part.merge(measure_shard(source, shard, options, strict))
-            done = shard.number + 1
-            tell(Progress(part.tally.documents, part.tally.tokens, shard.position))
-            if checkpoint is not None and time.monotonic() - at >= every:
-                checkpoint.save(done, part)
-                saved, at = done, time.monotonic()
-    finally:
-        if checkpoint is not None and (done > saved or not checkpoint.path.exists()):
-            checkpoint.save(done, part)
-    return part
+            if shard.number not in keeper.done:
+                part = measure_shard(source, shard, options, strict)
+                keeper.add(part, [shard.number], shard.position)
+        return keeper.part

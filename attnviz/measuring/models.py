@@ -64,7 +64,7 @@ class Model:
         self.n_heads = n_heads(loaded.network, self.tower)
         self.limit = _positions(loaded)
         self._max_len = max_len
-        self.name = f"{loaded.source}, {self.tower}"
+        self.name = f"{_short(loaded.source)}, {self.tower}"
         self._kinds = _kinds(self._tokenizer)
 
     @property
@@ -182,6 +182,11 @@ class Model:
             if self.tower == "decoder":
                 given["use_cache"] = False
             return network(**given)
+
+
+def _short(source: str) -> str:
+    """The end of a long path: the model's folder, and the one that holds it."""
+    return "/".join(source.rstrip("/").split("/")[-2:])
 
 
 def _padded(batch: Sequence[Ready]) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:

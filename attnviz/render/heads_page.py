@@ -7,9 +7,9 @@ from html import escape
 from importlib.resources import files
 from pathlib import Path
 
+from attnviz.errors import printable
 from attnviz.render.heads_files import report_as_json
 from attnviz.render.heads_report import HeadReport, notable, summary
-from attnviz.render.tokens import visible
 
 
 def write_page(report: HeadReport, path: Path, measure: str) -> None:
@@ -32,7 +32,7 @@ def write_page(report: HeadReport, path: Path, measure: str) -> None:
     folder = files("attnviz.render") / "page_files"
     page = (folder / "heads.html").read_text(encoding="utf-8")
     parts = {
-        "TITLE": escape(visible(report.source)),
+        "TITLE": escape(printable(report.source, 200)),
         "SAID": "".join(f"<p>{escape(line)}</p>" for line in said),
         "NOTABLE": "".join(f"<li>{escape(line)}</li>" for line in notable(report)),
         "MEASURE": escape(measure),

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from attnviz.render.heads_report import HeadReport
+from attnviz.render.labels import prose
 from attnviz.render.look import Look
 from attnviz.stats.agreement import clustered
 from attnviz.stats.glossary import GLOSSARY
@@ -30,6 +31,7 @@ def draw_matrix(report: HeadReport, measure: str, path: Path, look: Look) -> Non
     figure, axes = _figure(max(wide, 4.2), max(high, 2.2), look)
     ink = THEMES[look.theme][1]
     title = f"{measure}: {GLOSSARY.get(measure, 'of each head')}"
+    title += f"\n{prose(report.source, 40)}; {report.facts.get('documents', 0):,} documents"
     axes.set_title(_wrapped(title, figure), color=ink, fontsize=10, loc="left")
     _map(figure, axes, values, look)
     axes.set_xlabel("head", color=ink)
@@ -136,7 +138,8 @@ def _number_cells(axes: Any, values: Any) -> None:
 def _wrapped(title: str, figure: Any) -> str:
     from textwrap import fill
 
-    return fill(title, max(24, int(figure.get_figwidth() * 11)))
+    width = max(24, int(figure.get_figwidth() * 11))
+    return "\n".join(fill(line, width) for line in title.split("\n"))
 
 
 def _write(figure: Any, path: Path, look: Look) -> None:

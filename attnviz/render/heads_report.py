@@ -210,8 +210,8 @@ def print_report(
     paper = Paper.of(console)
     facts = report.facts
     title = (
-        f"heads of {report.source}: means over {facts.get('rows', 0):,} query rows of "
-        f"{facts.get('documents', 0):,} documents"
+        f"heads of {printable(report.source, 200)}: means over {facts.get('rows', 0):,} query rows "
+        f"of {facts.get('documents', 0):,} documents"
     )
     write(console, *flow([paper.text(title, "bold")], paper.width, "  "))
     columns = [name for name in COLUMNS if name in report.figures]
