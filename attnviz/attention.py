@@ -412,6 +412,11 @@ class Embedding(nn.Module):
         scale = w.get("norm.weight")
         self.norm = None if scale is None else Norm(scale, w.get("norm.bias"), eps=eps)
 
+    @property
+    def n_places(self) -> int | None:
+        """The length of the longest text that it can place; None where any will do."""
+        return None if self.places is None else len(self.places)
+
     def _drawn(self, n_tokens: int) -> Tensor:
         generator = torch.Generator().manual_seed(
             self.config.seed ^ 0x5EED

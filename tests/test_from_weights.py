@@ -240,6 +240,22 @@ def test_the_first_layer_from_tokens(checkpoint: Any) -> None:
     close(run.result.attention[0], attention[0], 1e-6)
 
 
+def test_a_text_beyond_the_table_of_positions(checkpoint: Any) -> None:
+    name, folder, _, _, _, _ = checkpoint
+    first = find_layers(list(open_weight_file(folder).entries))[0].place
+    weights = opened(folder, prefix=first)
+    batch = batch_of(torch.arange(20)[None])
+    if "places" not in weights.table:
+        assert name not in ("bert", "roberta", "distilbert", "gpt2")
+        return
+    rows = 17 if name == "roberta" else 19  # its first two rows are no positions
+    with pytest.raises(InputError) as caught:
+        from_weights(weights, batch)
+    assert str(caught.value) == (
+        f"{weights.file.shown} has a table of {rows} positions; 20 tokens are more"
+    )
+
+
 def test_a_state_dict_has_the_names_of_the_running_model(checkpoint: Any) -> None:
     _, folder, attention, hidden, layout, model = checkpoint
     torch.save({"model": model.state_dict()}, Path("a.pt"))

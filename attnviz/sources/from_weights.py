@@ -163,7 +163,14 @@ def from_weights(
         sizes, {*keep, *(f"{name}_extended" for name in ("k", "v") if name in keep)}
     )
     if inputs is None:
-        inputs = embedded(weights.load_embedding(), queries, keys, recorder)
+        embedding = weights.load_embedding()
+        n_places, longest = embedding.n_places, max(queries.width, source.width)
+        if n_places is not None and longest > n_places:
+            raise InputError(
+                f"{weights.file.shown} has a table of {n_places} positions; "
+                f"{longest} tokens are more"
+            )
+        inputs = embedded(embedding, queries, keys, recorder)
     return run_layers(layers, inputs, queries, source, rules, recorder, **facts_of(weights))
 
 

@@ -24,7 +24,7 @@ LISTED = 6
 MOST_COMPARED = 2000
 """Names of a file that are compared letter by letter with those of the layouts."""
 
-IGNORED = re.compile(r"(.*\.)?(bias|masked_bias|rotary_emb\.inv_freq)")
+IGNORED = re.compile(r"bias|masked_bias|rotary_emb\.inv_freq")
 """Buffers inside an attention that hold what is computed anew: causal masks, rotary rates."""
 
 
@@ -296,7 +296,7 @@ LAYOUTS = (
         ),
         inside="attention.",
         eps=1e-12,
-        model_types=("vit", "deit", "dinov2", "vit_mae", "vit_msn"),
+        model_types=("vit", "deit", "vit_mae", "vit_msn"),
     ),
     Layout(
         "timm ViT",
@@ -324,7 +324,7 @@ LAYOUTS = (
         eps=1e-6,
         scaled=False,
         positions="relative",
-        model_types=("t5", "mt5", "umt5", "longt5"),
+        model_types=("t5", "mt5", "umt5"),
     ),
     Layout(
         "T5, cross attention",
