@@ -841,6 +841,12 @@ ERRORS: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
         InputError,
         "lengths are [1, 2]; 1 whole number is expected, one a sequence",
     ),
+    "a map a sequence": (
+        {"weights": np.ones((2, 3, 3)) / 3, "lengths": [3, 2]},
+        InputError,
+        "lengths are of 2 sequences, and the array was read as 2 heads of one; of a map a sequence, "
+        'as nn.MultiheadAttention gives it, say axes="B Q K"',
+    ),
     "a length too long": (
         {"weights": np.eye(2), "lengths": [3]},
         InputError,
@@ -1098,3 +1104,27 @@ def test_many_layers_are_counted() -> None:
     weights[1] = 1
     report = check(weights, causal=True)
     assert "layer 1: all heads" in report.lines(only(report, "leak:causal"))[0]
+
+
+# ── results that are not all of a model ──────────────────────────────────────────────────────
+
+
+def test_layers_have_the_numbers_of_their_model() -> None:
+    run = saved_run(layers=(5,))
+    assert list(check(run)) == []
+    run.attention[0, 1, 2, 3, 4] = 0.2
+    report = check(run)
+    leak = only(report, "leak:padding, causal")
+    assert (leak.worst.layer, [head.layer for head in leak.heads]) == (5, [5])
+    assert report.lines(leak)[0].endswith("(layer 5: head 2)")
+    assert report.lines(leak)[1].startswith("worst: layer 5 sequence 1 head 2 query 3 'd' key 4")
+
+
+def test_rows_of_a_part_or_with_hidden_tokens_may_fall_short() -> None:
+    whole = saved_run()
+    cut = saved_run(attention=whole.attention * 0.8)
+    assert not check(cut).passed
+    for change in ({"notes": ("2 tokens hidden",)}, {"config": {"part": [[0, 7], [0, 7]]}}):
+        report = check(saved_run(attention=whole.attention * 0.8, **change))
+        assert report.passed
+        assert report.remarks[0].startswith("rows may sum to less than 1: ")

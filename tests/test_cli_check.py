@@ -519,3 +519,24 @@ def test_help_and_wrong_flags_load_nothing_heavy() -> None:
             [sys.executable, "-c", script], capture_output=True, text=True, check=True
         )
         assert done.stdout.splitlines()[-1] == "loaded: []"
+
+
+def test_a_long_run_is_refused(capsys: Said) -> None:
+    assert call(["run", "a b c d e f", "--pool", "3", "-o", "long.npz", "--quiet"]) == 0
+    capsys.readouterr()
+    assert call(["check", "long.npz"]) == 2
+    assert capsys.readouterr().err == (
+        "attnviz: long.npz is a saved long run, whose maps are pooled, and a check needs every "
+        "weight; save whole maps of a shorter text\n"
+    )
+
+
+def test_the_examples_in_the_help_work() -> None:
+    from attnviz.cli.check import EXAMPLES
+
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    lines = [line for line in EXAMPLES.splitlines() if line.startswith("attnviz ")]
+    assert len(lines) == 2
+    for line in lines:
+        done = subprocess.run(["bash", "-c", line], env={**os.environ, "PATH": path}, check=False)
+        assert done.returncode == 0

@@ -23,6 +23,10 @@ def examine(
     `sinks` lets rows sum to less than 1; `tolerance` is how far from 1 a row may sum, None for what
     its precision allows.
     """
+    remarks = []
+    if subject.cut:
+        sinks = True
+        remarks.append(f"rows may sum to less than 1: {subject.cut}")
     seen = scan(subject, tolerance, sinks)
     findings = list(judge.findings_of(subject, seen, sinks))
     checked = ["finite", "negative", "rows", *(f"leak:{told.name}" for told in subject.told)]
@@ -39,5 +43,6 @@ def examine(
         masks=tuple(told.name for told in subject.told),
         checked=tuple(checked),
         findings=tuple(findings),
-        remarks=() if given is None else given.remarks,
+        layers=subject.layer_numbers,
+        remarks=(*remarks, *(() if given is None else given.remarks)),
     )

@@ -32,6 +32,7 @@ LONGEST_TOKEN = 24
 class Place:
     """A cell, or a whole row where `key` is None; indices are those of the array, padding counted.
 
+    `layer` is the layer's number in its model, where a run holds but some of them.
     `value` is what stands there: the weight of a cell, the sum of a row. Tokens are None where
     they are not known.
     """
@@ -45,10 +46,10 @@ class Place:
     query_token: str | None = None
     key_token: str | None = None
 
-    def words(self, layers: int = 2, sequences: int = 2) -> str:
-        """`layer 3 head 7 query 5 key 9`; what there is but one of is left out."""
-        parts = [f"layer {self.layer}"] if layers > 1 else []
-        parts += [f"sequence {self.sequence}"] if sequences > 1 else []
+    def words(self, with_layer: bool, with_sequence: bool) -> str:
+        """`layer 3 head 7 query 5 key 9`; what there is but one of may be left out."""
+        parts = [f"layer {self.layer}"] if with_layer else []
+        parts += [f"sequence {self.sequence}"] if with_sequence else []
         parts.append(f"head {self.head}")
         for name, index, token in (
             ("query", self.query, self.query_token),
@@ -108,6 +109,8 @@ class Report:
     checked: tuple[str, ...]
     """The names of the checks that were made; a leak has one for each mask."""
     findings: tuple[Finding, ...]
+    layers: tuple[int, ...]
+    """The number of each layer in its model."""
     remarks: tuple[str, ...] = field(default=())
 
     def __iter__(self) -> Iterator[Finding]:
@@ -132,6 +135,11 @@ class Report:
         return not self.failures
 
     @property
+    def names_layers(self) -> bool:
+        """Whether a head's name needs its layer."""
+        return self.layers != (0,)
+
+    @property
     def n_heads(self) -> int:
         """Heads of all layers."""
         return self.sizes["L"] * self.sizes["H"]
@@ -143,7 +151,7 @@ class Report:
         of = f"{found:,} of {_count(self.n_heads, 'head')}"
         lines = [f"{finding.what}: {counted}{of}{self._where(finding)}"]
         measure = f" {finding.measure}" if finding.measure else ""
-        place = finding.worst.words(self.sizes["L"], self.sizes["B"])
+        place = finding.worst.words(self.names_layers, self.sizes["B"] > 1)
         label = "worst" if finding.unit != "head" or finding.name == "sink" else "for instance"
         lines.append(f"{label}: {place}:{measure} {number(finding.worst.value)}")
         if finding.cause:
@@ -162,7 +170,7 @@ class Report:
             whole = len(heads) == self.sizes["H"]
             words = "all heads" if whole else f"head{'s' * (len(heads) > 1)} {ranges(heads)}"
             parts.setdefault(words, []).append(layer)
-        if self.sizes["L"] == 1:
+        if not self.names_layers:
             return f" ({next(iter(parts))})"
         named = [
             f"layer{'s' * (len(layers) > 1)} {ranges(layers)}: {words}"

@@ -39,7 +39,12 @@ def make_subject(
     if isinstance(weights, AttentionResult):
         return _from_result(weights, lengths, key_lengths, pad_side)
     layers = _layers_of(weights, axes)
-    batch, _, n_queries, n_keys = layers[0].shape
+    batch, heads, n_queries, n_keys = layers[0].shape
+    if axes is None and batch == 1 < heads and lengths is not None and len(lengths) == heads:
+        raise InputError(
+            f"lengths are of {heads} sequences, and the array was read as {heads} heads of one; of "
+            'a map a sequence, as nn.MultiheadAttention gives it, say axes="B Q K"'
+        )
     side = pad_side or "right"
     if side not in PAD_SIDES:
         raise InputError(f"pad_side is '{printable(side)}'; right or left is expected")
@@ -75,7 +80,17 @@ def _from_result(
     if not result.allowed.all():
         allowed, name = result.allowed, ", ".join(result.masks) or "saved"
         told = (Told(name, "run", lambda layer, b, rows: allowed[layer, b][:, rows]),)
-    return Subject(list(result.attention), sides[0], sides[1], named, hides, told)
+    parts = [*result.notes, *(["a part of a map"] if result.is_part else [])]
+    return Subject(
+        list(result.attention),
+        sides[0],
+        sides[1],
+        named,
+        hides,
+        told,
+        numbers=result.layers,
+        cut=", ".join(parts),
+    )
 
 
 def _layers_of(weights: Any, axes: str | None) -> list[Array]:

@@ -196,11 +196,12 @@ class Judge:
         for place in copies:
             chosen[place] = True
         (layer, head), (of_layer, of_head) = next(iter(copies.items()))
+        numbers = self.subject.layer_numbers
         yield self._of_heads(
             "equal",
             "heads that equal another one exactly",
-            f"layer {layer} head {head} equals layer {of_layer} head {of_head}: the same weights "
-            "twice, a head axis that was expanded, or one map saved for all",
+            f"layer {numbers[layer]} head {head} equals layer {numbers[of_layer]} head {of_head}: "
+            "the same weights twice, a head axis that was expanded, or one map saved for all",
             chosen,
             lambda layer, head: self._first_place(layer, head),
             "largest weight",
@@ -265,7 +266,7 @@ class Judge:
         for layer, head in np.argwhere(chosen).tolist():
             value, (sequence, query, key) = place(layer, head)
             worst = self._place(layer, head, (sequence, query, key), value)
-            found.append(InHead(layer, head, 1, worst))
+            found.append(InHead(worst.layer, head, 1, worst))
         return Finding(name, False, what, cause, "head", tuple(found), found[0].worst, measure)
 
     def _finding(
@@ -288,7 +289,7 @@ class Judge:
             at = tally.place[layer, head].tolist()
             place = self._place(layer, head, at, tally.value[layer, head])
             n = 1 if unit == "head" else int(tally.count[layer, head])
-            found.append(InHead(layer, head, n, place))
+            found.append(InHead(place.layer, head, n, place))
             order.append(tally.size[layer, head])
         worst = found[int(np.argmax(order))].worst
         return Finding(name, fails, what, cause, unit, tuple(found), worst, measure)
@@ -299,7 +300,7 @@ class Judge:
         at_q, at_k = (None if i < 0 else i for i in (query, key))
         token = self.subject.token
         return Place(
-            layer,
+            self.subject.layer_numbers[layer],
             head,
             sequence,
             at_q,

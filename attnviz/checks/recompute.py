@@ -408,7 +408,7 @@ def _finding(
             sequence, query, key = off.place[layer, head].tolist()
             at_k = None if key < 0 else key
             place = Place(
-                layer,
+                subject.layer_numbers[layer],
                 head,
                 sequence,
                 query,
@@ -417,6 +417,6 @@ def _finding(
                 subject.token(sequence, query, of_keys=False),
                 subject.token(sequence, at_k, of_keys=True),
             )
-            found.append(InHead(layer, head, int(off.count[layer, head]), place))
+            found.append(InHead(place.layer, head, int(off.count[layer, head]), place))
     worst = max(found, key=lambda head: head.worst.value).worst
     return Finding(name, fails, what, cause, unit, tuple(found), worst, "off by")

@@ -51,7 +51,8 @@ class Subject:
     """Weights `[B H Tq Tk]` for each layer, and the padded batches of their queries and keys.
 
     `named` says whether the tokens are somebody's, or made up; `hides_padding` whether nobody may
-    look at padding, as usual.
+    look at padding, as usual. `numbers` are those that the layers have in their model, () for 0, 1,
+    2, …; `cut` says in words why rows may sum to less than 1: tokens were hidden, or it is a part.
     """
 
     layers: Sequence[Array | Bfloat16]
@@ -60,6 +61,8 @@ class Subject:
     named: bool = False
     hides_padding: bool = True
     told: tuple[Told, ...] = ()
+    numbers: tuple[int, ...] = ()
+    cut: str = ""
 
     @property
     def shape(self) -> tuple[int, int, int, int, int]:
@@ -77,6 +80,11 @@ class Subject:
         """The type of number that the weights are saved as."""
         layer = self.layers[0]
         return "bfloat16" if isinstance(layer, Bfloat16) else layer.dtype.name
+
+    @property
+    def layer_numbers(self) -> tuple[int, ...]:
+        """The number of each layer in its model."""
+        return self.numbers or tuple(range(len(self.layers)))
 
     def layer(self, layer: int) -> Array:
         """All weights of a layer, `[B H Tq Tk]`."""

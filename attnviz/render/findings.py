@@ -93,7 +93,9 @@ def report_as_json(report: Report, source: str) -> dict[str, Any]:
         "dtype": report.dtype,
         "precision": report.precision,
         "tolerance": report.tolerance,
+        "layers": list(report.layers),
         "masks": list(report.masks),
+        "remarks": list(report.remarks),
         "passed": report.passed,
         "checked": [
             {"name": name, "holds": what_holds(name, report), "found": name not in passed(report)}
@@ -153,7 +155,7 @@ def report_as_junit(report: Report, source: str) -> str:
     cases = [
         (name, layer, _in_layer(report, name, layer))
         for name in report.checked
-        for layer in range(report.sizes["L"])
+        for layer in report.layers
     ]
     failures = sum(any(finding.fails for finding in found) for _, _, found in cases)
     counts: dict[str, Any] = {
@@ -201,7 +203,7 @@ def _lines(finding: Finding, layer: int, report: Report) -> Iterator[str]:
     counted = "" if finding.unit == "head" else f"{_count(n, finding.unit)} in "
     yield f"{finding.what}: {counted}heads {ranges([head.head for head in heads])}"
     for head in heads:
-        place = head.worst.words(1, report.sizes["B"])
+        place = head.worst.words(False, report.sizes["B"] > 1)
         measure = f" {finding.measure}" if finding.measure else ""
         yield f"worst: {place}:{measure} {number(head.worst.value)}"
     if finding.cause:

@@ -301,4 +301,3 @@ def neighbours_turn(x, positions):
     angles = positions[:, None, :, None] * 10000.0 ** (-torch.arange(half) / half)
     turned = torch.view_as_complex(x.unflatten(-1, (half, 2)).contiguous())
     return torch.view_as_real(turned * torch.polar(torch.ones_like(angles), angles)).flatten(-2)
-
