@@ -181,7 +181,7 @@ def facts_of(weights: Weights) -> dict[str, Any]:
     config = weights.config.as_dict()
     return {
         "config": {name: value for name, value in config.items() if name != "seed"},
-        "source": f"weights of {printable(weights.file.path.name)}, {weights.layout}{where}",
+        "source": f"weights of {printable(weights.file.path.name)}, layout {weights.layout}{where}",
         "trained": True,
     }
 
