@@ -844,8 +844,8 @@ ERRORS: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
     "a map a sequence": (
         {"weights": np.ones((2, 3, 3)) / 3, "lengths": [3, 2]},
         InputError,
-        "lengths are of 2 sequences, and the array was read as 2 heads of one; of a map a sequence, "
-        'as nn.MultiheadAttention gives it, say axes="B Q K"',
+        "lengths are of 2 sequences, and the array was read as 2 heads of one; of a map a "
+        'sequence, as nn.MultiheadAttention gives it, say axes="B Q K"',
     ),
     "a length too long": (
         {"weights": np.eye(2), "lengths": [3]},
