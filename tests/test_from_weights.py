@@ -602,6 +602,29 @@ def test_names_and_shapes_that_do_not_fit(change: dict, message: str) -> None:
     assert said(lambda: opened(path, n_heads=3).load(), path) == message
 
 
+def test_a_saved_run_is_no_file_of_weights() -> None:
+    save_file({"attention": random(1, 1, 1, 1, 1)}, Path("a.safetensors"), {"attnviz": "{}"})
+    path = Path("a.safetensors")
+    expected = "FILE is a saved run, not weights: attnviz render draws it"
+    assert said(lambda: opened(path), path) == expected
+
+
+def test_hostile_names_are_shown_escaped() -> None:
+    path = Path("a.safetensors")
+    state = seed_state()
+    odd = "[/red]\x1b[31m\n<b>.layer"
+    save_file({f"{odd}.{name}": value for name, value in state.items()}, path)
+    weights = opened(path, n_heads=3)
+    run = from_weights(weights, batch_of(1, 2), inputs=Inputs(random(1, 2, 17)))
+    assert run.result.source.isprintable()
+    assert "[/red]\\x1b[31m\\n<b>.layer" in run.result.source
+    save_file({f"{i}{odd}.{n}": v + i for i in range(2) for n, v in state.items()}, path)
+    assert said(lambda: opened(path), path) == (
+        "FILE holds 2 layers; --weights-prefix picks one of 0[/red]\\x1b[31m\\n<b>.layer, "
+        "1[/red]\\x1b[31m\\n<b>.layer"
+    )
+
+
 def test_names_of_no_layout() -> None:
     path = Path("a.safetensors")
     save_file({"query_proj.weight": random(3), "key_proj.weight": random(3)}, path)

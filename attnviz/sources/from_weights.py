@@ -116,6 +116,8 @@ def open_weights(file: WeightFile, asked: Asked | None = None) -> Weights:
     """
     asked = Asked() if asked is None else asked
     require_device(asked.device)
+    if "attnviz" in file.metadata:
+        raise InputError(f"{file.shown} is a saved run, not weights: attnviz render draws it")
     found = tuple(pick(list(file.entries), file.shown, asked.prefix))
     own = _own_configs(file, found)
     notices: list[str] = []
@@ -177,7 +179,7 @@ def from_weights(
 def facts_of(weights: Weights) -> dict[str, Any]:
     """The fields of a result that say what ran."""
     place = weights.found[0].place if len(weights.found) == 1 else ""
-    where = f" at {place}" if place else ""
+    where = f" at {printable(place)}" if place else ""
     config = weights.config.as_dict()
     return {
         "config": {name: value for name, value in config.items() if name != "seed"},

@@ -21,7 +21,7 @@ FUSED = ("w_qkv.weight", "w_o.weight")
 LISTED = 6
 """Names that a message lists."""
 
-MOST_COMPARED = 2000
+MOST_COMPARED = 300
 """Names of a file that are compared letter by letter with those of the layouts."""
 
 IGNORED = re.compile(r"bias|masked_bias|rotary_emb\.inv_freq")
