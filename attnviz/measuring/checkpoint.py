@@ -7,8 +7,10 @@ import os
 from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from attnviz.errors import InputError, printable, why_unreadable
 from attnviz.measuring.tally import Part, Tally
@@ -55,7 +57,7 @@ class Checkpoint:
         """
         shown = printable(self.path)
         try:
-            arrays = read_npz(self.path, at_most=10_000)
+            arrays = self._read()
             facts = json.loads(str(arrays.pop("facts")))
             if facts["format"] != FORMAT:
                 raise ValueError("it has another format")
@@ -68,8 +70,6 @@ class Checkpoint:
                 measures = Measures(n_layers, n_heads, options).load(arrays)
                 done = {i for start, stop in facts["shards"] for i in range(start, stop)}
                 return done, Part(measures, Tally.from_dict(facts["tally"]))
-        except OSError as error:
-            raise InputError(f"{shown}: {why_unreadable(self.path, error)}") from None
         except InputError:
             raise
         except Exception as error:  # of a file that somebody else wrote, anything can be wrong
@@ -78,6 +78,15 @@ class Checkpoint:
             f"{shown} is of other documents, another model or other measures: it can only be gone "
             "on from with the same; --force begins anew"
         )
+
+    def _read(self) -> dict[str, npt.NDArray[Any]]:
+        shown = printable(self.path)
+        try:
+            return read_npz(self.path, at_most=10_000)
+        except OSError as error:
+            raise InputError(f"{shown}: {why_unreadable(self.path, error)}") from None
+        except InputError as error:
+            raise InputError(f"{shown} {error}") from None
 
 
 def _ranges(numbers: Collection[int]) -> list[tuple[int, int]]:

@@ -1,0 +1,364 @@
+"""Through a corpus: any cut of it, any number of threads, stopped and gone on from, on Ray."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from attnviz.config import AttentionConfig
+from attnviz.errors import ConfigError, InputError
+from attnviz.measuring import tally as tally_module
+from attnviz.measuring.batches import Shard, batches, shards
+from attnviz.measuring.checkpoint import Checkpoint, _ranges
+from attnviz.measuring.documents import Bad, Corpus, Document
+from attnviz.measuring.drive import drive
+from attnviz.measuring.layers import Layers, Reading, open_layer
+from attnviz.measuring.source import Ready, Take, describe
+from attnviz.measuring.tally import MOST_NAMED, Part, SpoiledError, Tally, measure_shard, measured
+from attnviz.stats.measures import DEFAULT, Options
+
+WORDS = ("[PAD]", "[SEP]", "[CLS]", "[MASK]", *(f"w{i}" for i in range(30)), ".", ",")
+SIZES = AttentionConfig.from_sizes(d_model=14, n_heads=3, d_k=5, dtype="float64")
+OPTIONS = Options((*DEFAULT, "agreement"))
+
+
+@pytest.fixture
+def source() -> Layers:
+    return open_layer(SIZES, WORDS, Reading(causal=True))
+
+
+def corpus_of(path: Path, documents: int, bad: Sequence[int] = ()) -> Corpus:
+    """A file of random texts of 1 to 40 tokens."""
+    rng = np.random.default_rng(3)
+    lines = []
+    for i in range(documents):
+        words = rng.integers(4, len(WORDS), rng.integers(1, 40))
+        lines.append("{" if i in bad else json.dumps({"tokens": [WORDS[w] for w in words]}))
+    path.write_text("\n".join(lines) + "\n")
+    return Corpus((path,))
+
+
+def cut(corpus: Corpus, size: int) -> Iterator[Shard]:
+    return shards(corpus.documents(), size)
+
+
+def assert_same(one: Part, other: Part, close: float = 1e-10) -> None:
+    assert one.tally == other.tally
+    left, right = one.measures.result(), other.measures.result()
+    assert left.keys() == right.keys()
+    for name, values in left.items():
+        np.testing.assert_allclose(values, right[name], rtol=close, atol=close, err_msg=name)
+    pairs = [part.measures.parts["agreement"].divergences() for part in (one, other)]  # type: ignore[attr-defined]
+    np.testing.assert_allclose(*pairs, rtol=close, atol=close)
+
+
+def test_any_cut_into_shards_and_batches_and_any_threads(source: Layers, here: Path) -> None:
+    corpus = corpus_of(here / "a.jsonl", 60)
+    whole = drive(source, cut(corpus, 60), OPTIONS)
+    assert whole.tally == Tally(60, whole.tally.tokens, 0, 39, 0, ())
+    for size in (1, 7, 59):
+        assert_same(drive(source, cut(corpus, size), OPTIONS), whole)
+    ready = [source.ready(d) for d, _ in corpus.documents() if isinstance(d, Document)]
+    for most in (1, 100, 10**6):
+        made = batches(ready, most_tokens=most)
+        assert_same(Part(measured(source, made, OPTIONS), whole.tally), whole)
+    before = torch.get_num_threads()
+    try:
+        for threads in (1, 3):
+            torch.set_num_threads(threads)
+            assert_same(drive(source, cut(corpus, 20), OPTIONS), whole)
+    finally:
+        torch.set_num_threads(before)
+
+
+def test_bad_documents_are_counted_and_named(source: Layers, here: Path) -> None:
+    corpus = corpus_of(here / "a.jsonl", 30, bad=(4, 17))
+    (here / "b.txt").write_text("w1 unknown\nw1 w2\n")
+    both = Corpus((here / "a.jsonl", here / "b.txt"))
+    part = drive(source, cut(both, 8), OPTIONS)
+    assert (part.tally.documents, part.tally.bad) == (29, 3)
+    assert [(bad.number, bad.name) for bad in part.tally.named] == [
+        (4, "a.jsonl, line 5"), (17, "a.jsonl, line 18"), (30, "b.txt, line 1")
+    ]  # fmt: skip
+    assert part.tally.named[2].why == "has the token 'unknown', not in the vocabulary"
+    rows = part.measures.state()["where/rows"]
+    assert (rows == part.tally.tokens).all()
+    good = [found for found, _ in both.documents() if found.number not in (4, 17, 30)]
+    assert_same(Part(drive(source, [Shard(0, tuple(good))], OPTIONS).measures, part.tally), part)
+    with pytest.raises(SpoiledError) as error:
+        drive(source, cut(corpus, 8), OPTIONS, strict=True)
+    assert str(error.value).startswith("a.jsonl, line 5 is no JSON: ")
+    with pytest.raises(SpoiledError, match=r"^b\.txt, line 1 has the token 'unknown'"):
+        drive(source, cut(Corpus((here / "b.txt",)), 8), OPTIONS, strict=True)
+
+
+def test_only_so_many_bad_documents_are_named(source: Layers) -> None:
+    bad = tuple(Bad(i, f"line {i}", "is bad") for i in range(250))
+    one, two = (measure_shard(source, Shard(0, part), OPTIONS) for part in (bad[:120], bad[120:]))
+    both = two.merge(one).tally
+    assert (both.bad, both.named) == (250, bad[:MOST_NAMED])
+    assert Tally.from_dict(json.loads(json.dumps(both.as_dict()))) == both
+
+
+# ── checkpoints ──────────────────────────────────────────────────────────────────────────────
+
+
+class Stopping(Layers):
+    """A source that is stopped at its n-th batch."""
+
+    left = 0
+
+    def attend(self, batch: Sequence[Ready], take: Take) -> None:
+        self.left -= 1
+        if self.left < 0:
+            raise KeyboardInterrupt
+        super().attend(batch, take)
+
+
+def stopping(after: int) -> Stopping:
+    plain = open_layer(SIZES, WORDS, Reading(causal=True))
+    made = Stopping(plain._layers, plain._embedding, WORDS, Reading(causal=True), "")
+    made.left = after
+    return made
+
+
+@pytest.mark.parametrize("every", [0.0, 1e9])
+def test_what_was_stopped_ends_at_the_same_figures(
+    source: Layers, here: Path, every: float
+) -> None:
+    corpus = corpus_of(here / "a.jsonl", 64, bad=(9,))
+    whole = drive(source, cut(corpus, 8), OPTIONS)
+    checkpoint = Checkpoint(here / "c.npz", "what")
+    for after, documents in ((3, 23), (2, 39)):
+        with pytest.raises(KeyboardInterrupt):
+            drive(
+                stopping(after), cut(corpus, 8), OPTIONS,
+                checkpoint=checkpoint, resume=after != 3, every=every,
+            )  # fmt: skip
+        _, part = checkpoint.load(1, 3, OPTIONS)
+        assert part.tally.documents == documents
+    told: list[int] = []
+    part = drive(
+        source, cut(corpus, 8), OPTIONS, checkpoint=checkpoint, resume=True,
+        tell=lambda progress: told.append(progress.documents),
+    )  # fmt: skip
+    assert_same(part, whole, close=0)  # the very bits
+    assert told == [47, 55, 63]
+    again = drive(stopping(0), cut(corpus, 8), OPTIONS, checkpoint=checkpoint, resume=True)
+    assert_same(again, whole, close=0)  # all is done: nothing runs
+    assert [path.name for path in sorted(here.iterdir())] == ["a.jsonl", "c.npz"]
+
+
+def test_a_checkpoint_of_something_else(source: Layers, here: Path) -> None:
+    corpus = corpus_of(here / "a.jsonl", 3)
+    drive(source, cut(corpus, 8), OPTIONS, checkpoint=Checkpoint(here / "c.npz", "one"))
+    other = Checkpoint(here / "c.npz", "other")
+    with pytest.raises(InputError) as error:
+        other.load(1, 3, OPTIONS)
+    assert str(error.value) == (
+        "c.npz is of other documents, another model or other measures: it can only be gone on from "
+        "with the same; --force begins anew"
+    )
+    (here / "d.npz").write_text("no")
+    np.savez(here / "e.npz", a=np.zeros(2))
+    facts = {"format": "attnviz.stats.checkpoint", "version": 2}
+    np.savez(here / "f.npz", facts=np.array(json.dumps(facts)))
+    np.savez(here / "g.npz", facts=np.array('{"format": "x"}'))
+    wrong = {
+        "d.npz": r"^d\.npz is no \.npz archive, or a damaged one: File is not a zip file$",
+        "e.npz": r"^e\.npz is no checkpoint: 'facts'$",
+        "f.npz": r"^f\.npz has version 2; this attnviz reads 1$",
+        "g.npz": r"^g\.npz is no checkpoint: it has another format$",
+        "gone.npz": r"^gone\.npz: no such file or directory$",
+    }
+    for name, message in wrong.items():
+        with pytest.raises(InputError, match=message):
+            Checkpoint(here / name, "one").load(1, 3, OPTIONS)
+
+
+def test_a_checkpoint_that_cannot_be_written_leaves_the_old_one(
+    source: Layers, here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    corpus = corpus_of(here / "a.jsonl", 8)
+    checkpoint = Checkpoint(here / "c.npz", "one")
+    part = drive(source, cut(corpus, 8), OPTIONS, checkpoint=checkpoint)
+    before = (here / "c.npz").read_bytes()
+
+    def full(*_: object, **__: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(np, "savez", full)
+    with pytest.raises(OSError, match="No space left"):
+        checkpoint.save({0, 1}, part)
+    assert (here / "c.npz").read_bytes() == before
+    assert len(list(here.iterdir())) == 2
+
+
+def test_ranges_of_shards() -> None:
+    assert _ranges({0, 1, 2, 7, 9, 8}) == [(0, 3), (7, 10)]
+    assert _ranges(()) == []
+
+
+def test_what_tells_sources_apart() -> None:
+    one = partial(open_layer, SIZES, WORDS, Reading(causal=True))
+    other = partial(open_layer, SIZES, WORDS, Reading())
+    assert describe(one) != describe(other)
+    assert describe(one) == describe(partial(open_layer, SIZES, WORDS, Reading(causal=True)))
+
+
+# ── Ray ──────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.fixture(scope="module")
+def ray_of_two() -> Iterator[None]:
+    from attnviz.measuring.cluster import _begin
+
+    assert _begin(None, 2)
+    assert not _begin(None, 2)  # it is there
+    yield
+    import ray
+
+    ray.shutdown()
+
+
+OPENING = partial(open_layer, SIZES, WORDS, Reading(causal=True))
+
+
+@pytest.mark.usefixtures("ray_of_two")
+@pytest.mark.filterwarnings("ignore")
+def test_ray_gives_the_figures_of_one_machine(
+    source: Layers, here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from attnviz.measuring.cluster import drive_on_ray
+
+    corpus = corpus_of(here.resolve() / "a.jsonl", 900, bad=(5, 700))
+    whole = drive(source, shards(corpus.documents()), OPTIONS)
+    told: list[Any] = []
+    checkpoint = Checkpoint(here / "c.npz", "what")
+    found = drive_on_ray(
+        OPENING, source, corpus, OPTIONS, workers=2, checkpoint=checkpoint, tell=told.append
+    )
+    assert_same(found, whole)
+    assert told[-1].documents == 898
+    done, kept = checkpoint.load(1, 3, OPTIONS)
+    assert done == {0, 1, 2, 3}
+    assert_same(kept, found, close=0)
+    # some shards are done: only the others run, and the sums are those of all
+    first, *_ = shards(corpus.documents())
+    checkpoint.save({0}, measure_shard(source, first, OPTIONS))
+    resumed = drive_on_ray(
+        OPENING, source, corpus, OPTIONS, workers=2, checkpoint=checkpoint, resume=True
+    )
+    assert_same(resumed, whole)
+    with pytest.raises(SpoiledError, match=r"a\.jsonl, line 6 is no JSON"):
+        drive_on_ray(OPENING, source, corpus, OPTIONS, workers=2, strict=True)
+
+
+def slow_opening(folder: Path) -> Slow:
+    """Opens a source that tells its process, and takes its time."""
+    plain = open_layer(SIZES, WORDS, Reading(causal=True))
+    made = Slow(plain._layers, plain._embedding, WORDS, Reading(causal=True), "")
+    made.folder = folder
+    return made
+
+
+class Slow(Layers):
+    folder = Path()
+
+    def attend(self, batch: Sequence[Ready], take: Take) -> None:
+        (self.folder / f"pid-{os.getpid()}").touch()
+        time.sleep(0.1)
+        super().attend(batch, take)
+        (self.folder / f"done-{os.getpid()}").touch()
+
+
+@pytest.mark.usefixtures("ray_of_two")
+@pytest.mark.filterwarnings("ignore")
+def test_a_worker_that_is_killed_loses_and_doubles_nothing(source: Layers, here: Path) -> None:
+    import sys
+
+    from ray import cloudpickle
+
+    from attnviz.measuring.cluster import drive_on_ray
+
+    cloudpickle.register_pickle_by_value(sys.modules[__name__])
+    folder = here.resolve()
+    corpus = corpus_of(folder / "a.jsonl", 1000)
+    whole = drive(source, shards(corpus.documents()), OPTIONS)
+    killed: list[int] = []
+
+    def kill_one() -> None:
+        """Kill the first worker that has done something and is at its next batch."""
+        while not killed:
+            for mark in folder.glob("done-*"):
+                pid = int(mark.name.split("-")[1])
+                time.sleep(0.05)
+                os.kill(pid, signal.SIGKILL)
+                killed.append(pid)
+                break
+            time.sleep(0.005)
+
+    killer = threading.Thread(target=kill_one, daemon=True)
+    killer.start()
+    found = drive_on_ray(partial(slow_opening, folder), source, corpus, OPTIONS, workers=2)
+    killer.join(timeout=60)
+    assert len(killed) == 1
+    workers = {mark.name for mark in folder.glob("pid-*")}
+    assert len(workers) == 3  # the two, and the one that took the place of the killed
+    assert_same(found, whole)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_an_address_where_no_ray_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    import ray
+
+    from attnviz.measuring import cluster
+
+    def nobody(**_: object) -> None:
+        raise ConnectionError("nobody\nthere")
+
+    monkeypatch.setattr(ray, "is_initialized", lambda: False)
+    monkeypatch.setattr(ray, "init", nobody)
+    for address, shown in (("10.0.0.9:6379", "--address 10.0.0.9:6379"), (None, "a local Ray")):
+        with pytest.raises(ConfigError) as error:
+            cluster._begin(address, 2)
+        assert str(error.value) == f"{shown}: no Ray answers: nobody\\nthere"
+
+
+def test_documents_survive_the_way_to_a_worker() -> None:
+    from attnviz.measuring.cluster import packed_shard, shard_of
+
+    found = (
+        Document(3, "a", "text 猫"),
+        Bad(4, "b", "is bad"),
+        Document(5, "c", ("x", "y"), ((0, 1, "det"),)),
+    )
+    shard = Shard(7, found, 99)
+    assert shard_of(packed_shard(shard), 7, 99) == shard
+
+
+def test_the_crew_is_as_large_as_torch_has_threads(
+    source: Layers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sizes: list[int] = []
+    plain = tally_module.ThreadPoolExecutor
+
+    def pool(n: int) -> Any:
+        sizes.append(n)
+        return plain(n)
+
+    monkeypatch.setattr(tally_module, "ThreadPoolExecutor", pool)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 3)
+    measured(source, [[source.ready(Document(0, "", "w1 w2"))]], OPTIONS)
+    assert sizes == [3]
