@@ -278,11 +278,16 @@ def _checked(loaded: LoadedModel, texts: Sequence[str], wanted: Wanted, say: Say
 
 def learns_positions(network: nn.Module) -> bool:
     """Whether the model has a table with a row for each position."""
+    return bool(_position_tables(network))
+
+
+def _position_tables(network: nn.Module) -> list[nn.Embedding]:
     names = ("position_embedding", "embed_position", "wpe", "pos_embed")
-    return any(
-        isinstance(module, nn.Embedding) and any(part in name for part in names)
+    return [
+        module
         for name, module in network.named_modules()
-    )
+        if isinstance(module, nn.Embedding) and any(part in name for part in names)
+    ]
 
 
 def _require_maps(
@@ -333,10 +338,12 @@ def _inputs(
     segments = "token_type_ids" in getattr(loaded.tokenizer, "model_input_names", ())
     if segments and not prefix and "token_type_ids" in accepts:
         arrays["token_type_ids"] = encoded.padded(encoded.types, 0)
-    if encoded.pad_side == "left" and not valid.all():
+    tables = _position_tables(loaded.network)
+    counts = any(table.padding_idx is not None for table in tables)  # RoBERTa knows its padding
+    if encoded.pad_side == "left" and not valid.all() and not counts:
         if prefix + "position_ids" in accepts:
             arrays["position_ids"] = np.maximum(valid.cumsum(1) - 1, 0)
-        elif learns_positions(loaded.network):
+        elif tables:
             say(
                 f"{loaded.source} counts positions from the padding on the left; --pad-side right "
                 "gives each text the positions that it has alone"
