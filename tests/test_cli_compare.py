@@ -211,7 +211,7 @@ def test_scores_become_weights(here: Path, capsys: pytest.CaptureFixture[str]) -
     assert "(scores before softmax?)" in capsys.readouterr().out
 
 
-def test_subword_marks_as_spaces(runs: Path) -> None:
+def test_subword_marks_decoded(runs: Path) -> None:
     flags = ["a.npz", "b.npz", "-o", "d.svg", "--sequences", "0", "--dpi", "60", "-q"]
     for name in ("a", "b"):
         run = attnviz.load(f"{name}.npz")
@@ -219,8 +219,9 @@ def test_subword_marks_as_spaces(runs: Path) -> None:
         save_npz(replace(run, query_tokens=tokens, key_tokens=tokens), Path(f"{name}.npz"))
     assert call(["compare", *flags]) == 0
     assert "Ġcat" in Path("d-seq0.svg").read_text()
-    assert call(["compare", *flags, "--force", "--spaces"]) == 0
-    assert "␣cat" in Path("d-seq0.svg").read_text()
+    assert call(["compare", *flags, "--force", "--decode"]) == 0
+    assert "Ġcat" not in Path("d-seq0.svg").read_text()
+    assert ">cat<" in Path("d-seq0.svg").read_text()
 
 
 def test_ascii_where_the_terminal_has_no_more(

@@ -450,15 +450,15 @@ def test_a_full_disk_is_the_machines_fault(empty_folder: Path) -> None:
     assert list(empty_folder.iterdir()) == []
 
 
-def test_marks_of_subword_tokens_can_be_shown_as_spaces(
+def test_marks_of_subword_tokens_can_be_decoded(
     capsys: pytest.CaptureFixture[str], empty_folder: Path
 ) -> None:
     (empty_folder / "t.json").write_text('["Ġhi", "▁you"]', encoding="utf-8")
     flags = ["run", "--file", "t.json", *SMALL, "--no-trace", "--show"]
     call([*flags, "-o", "a.svg", "-o", "a.npz"])
     assert "\n Ġhi " in capsys.readouterr().out
-    call([*flags, "--spaces", "-o", "b.svg", "-o", "b.npz", "-o", "b.html"])
-    assert "\n ␣hi " in capsys.readouterr().out
+    call([*flags, "--decode", "-o", "b.svg", "-o", "b.npz", "-o", "b.html"])
+    assert "\n hi " in capsys.readouterr().out
     assert "Ġhi" in Path("a.svg").read_text("utf-8")
     assert "Ġhi" not in Path("b.svg").read_text("utf-8")
     assert Path("a.npz").read_bytes() == Path("b.npz").read_bytes()  # a saved run keeps them

@@ -25,7 +25,7 @@ from attnviz.cli.options import (
     optional,
     spread,
 )
-from attnviz.cli.outputs import as_it_is, spaced
+from attnviz.cli.outputs import shown_by
 from attnviz.cli.progress import Work
 from attnviz.errors import ConfigError, InputError, OutputError, printable
 
@@ -150,7 +150,7 @@ def compare(
                 on_done=work.advance,
             )
             document = comparison_as_json(found, names, tolerance)
-            shown = spaced if look.spaces else as_it_is
+            shown = shown_by(look)
             drawn = replace(found, a=shown(found.a), b=shown(found.b))
             work.stage("drawing", outputs.n_pictures)
             staging.write(

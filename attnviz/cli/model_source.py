@@ -55,7 +55,7 @@ class ModelSource:
         self._loaded: LoadedModel | None = None
 
         from attnviz.sources.loading import choose_device, outline_model
-        from attnviz.sources.towers import choose_tower, layer_numbers, n_heads
+        from attnviz.sources.towers import layer_numbers, n_heads
 
         self._device = choose_device(layer.device)
         with Work() as work:
@@ -66,12 +66,19 @@ class ModelSource:
                 generates=flags.generate is not None,
                 progress=work.stage,
             )
-        network, self._answers = self._outline.network, tuple[str, ...]()
-        has_keys = bool(inputs.keys or inputs.key_file or flags.generate)
-        self.tower = choose_tower(network, self._outline.source, flags.attention, has_keys)
+        network = self._outline.network
+        self._answers: list[tuple[int, str]] = []  # of each text: tokens of the prompt, what came
+        self.tower = self._choose_tower()
         self._numbers = layer_numbers(network, self.tower)
         self.n_layers = max(self._numbers) + 1
         self.n_heads = n_heads(network, self.tower)
+
+    def _choose_tower(self) -> str:
+        from attnviz.sources.towers import choose_tower
+
+        has_keys = bool(self._inputs.keys or self._inputs.key_file or self._flags.generate)
+        outline = self._outline
+        return choose_tower(outline.network, outline.source, self._flags.attention, has_keys)
 
     @property
     def absent(self) -> Collection[int]:
@@ -108,7 +115,7 @@ class ModelSource:
         kept = [name for name in keep if name in KEEPABLE]
         wanted = replace(self._wanted(layers), keep=kept, writing=writing)
         done = run_model(loaded, *_texts(text), wanted, notices.append)
-        self._answers = done.answers
+        self._answers = list(zip(done.n_prompt, done.answers, strict=False))
         return Computed(done.run, done.queries, done.keys, (), notices)
 
     def _load(self, progress: Callable[[str], None] | None) -> LoadedModel:
@@ -130,15 +137,13 @@ class ModelSource:
             layers=layers,
             max_len=flags.max_len,
             pad_side=self._inputs.pad_side,
-            words=flags.words,
-            hide_special=flags.hide_special,
             raw_tokens=flags.raw_tokens,
         )
 
     def bytes_needed(self, text: TextInput, layers: Collection[int] | None = None) -> int:
         """What whole maps of the layers take. Tokens are counted where characters are many."""
         flags = self._flags
-        if flags.generate is not None or flags.words or flags.hide_special:
+        if flags.generate is not None:
             return 0  # maps that are put together from parts are whole
         n_layers = len(self._numbers) if layers is None else len(set(layers))
 
@@ -167,12 +172,8 @@ class ModelSource:
     ) -> ComputedLong:
         from attnviz.sources.model_blocks import run_model_long
 
-        for name in ("generate", "words", "hide_special"):
-            if getattr(self._flags, name):
-                raise ConfigError(
-                    f"--{name.replace('_', '-')} needs whole maps: leave the flags for long texts "
-                    "out"
-                )
+        if self._flags.generate is not None:
+            raise ConfigError("--generate needs whole maps: leave the flags for long texts out")
         loaded = self._load(progress)
         notices: list[str] = []
         run, queries, keys = run_model_long(
@@ -202,8 +203,7 @@ class ModelSource:
             facts.append(("", f"kept: layer{'s' * (len(kept) > 1)} {', '.join(map(str, kept))}"))
         elif run.steps:
             facts.append(("", f"the trace is of layer {kept[0]}, as its code handed it over"))
-        prompts = config.get("n_prompt", ())
-        for i, (n, answer) in enumerate(zip(prompts, self._answers, strict=True)):
+        for i, (n, answer) in enumerate(self._answers):
             facts.append(
                 (f"answer {i}", f"after {n} token{'s' * (n != 1)}: {visible_text(answer)}")
             )

@@ -9,7 +9,7 @@ import re
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
 import typer
 
@@ -18,6 +18,9 @@ from attnviz.cli.files import DEFAULT_FOLDER, kind_of
 from attnviz.config import POSITIONS, AttentionConfig, check_size, choice
 from attnviz.errors import ConfigError, printable
 from attnviz.render.look import Look
+
+if TYPE_CHECKING:
+    from attnviz.result import AttentionResult
 
 INPUT, LAYER, MODEL, MASK, OUTPUT, LOOK = "Input", "Layer", "Model", "Mask", "Output", "Look"
 
@@ -256,18 +259,6 @@ class ModelFlags:
     max_len: Annotated[
         int | None, optional(panel=MODEL, metavar="N", help="Cut the text to N tokens.")
     ] = None
-    words: Annotated[
-        bool,
-        flag(
-            "--words",
-            panel=MODEL,
-            help="Merge the pieces of a word: columns are added up, rows averaged.",
-        ),
-    ] = False
-    hide_special: Annotated[
-        bool,
-        flag("--hide-special", panel=MODEL, help="Leave out tokens like \\[CLS] and </s>."),
-    ] = False
     raw_tokens: Annotated[
         bool,
         flag(
@@ -276,22 +267,11 @@ class ModelFlags:
             help="Name tokens as the tokenizer writes them, Ġworld or ##ing.",
         ),
     ] = False
-    generate: Annotated[
-        int | None,
-        optional(
-            panel=MODEL,
-            metavar="N",
-            help="Let the model go on by N tokens; prompt and answer are shown in one map.",
-        ),
-    ] = None
-    temperature: Annotated[
-        float,
-        flag(
-            panel=MODEL,
-            help="Of --generate: 0 takes the likeliest token, above it tokens are drawn with "
-            "--seed.",
-        ),
-    ] = 0.0
+    # flags in a subclass alone
+    generate: int | None = dataclasses.field(default=None, metadata={"is_flag": False})
+    temperature: float = dataclasses.field(default=0.0, metadata={"is_flag": False})
+    image: list[Path] | None = dataclasses.field(default=None, metadata={"is_flag": False})
+    audio: list[Path] | None = dataclasses.field(default=None, metadata={"is_flag": False})
 
     def __post_init__(self) -> None:
         if self.max_len is not None:
@@ -311,6 +291,96 @@ class ModelFlags:
             for field in flags_of(self)
             if getattr(self, field.name) != field.default and field.name != "model"
         ]
+
+
+@dataclass(frozen=True)
+class ModelRunFlags(ModelFlags):
+    """What a pretrained model can do beside reading a text."""
+
+    generate: Annotated[
+        int | None,
+        optional(
+            panel=MODEL,
+            metavar="N",
+            help="Let the model go on by N tokens; prompt and answer are shown in one map.",
+        ),
+    ] = None
+    temperature: Annotated[
+        float,
+        flag(
+            panel=MODEL,
+            help="Of --generate: 0 takes the likeliest token, above it tokens are drawn with "
+            "--seed.",
+        ),
+    ] = 0.0
+
+    image: Annotated[
+        list[Path] | None,
+        optional(
+            "--image",
+            panel=MODEL,
+            metavar="FILE",
+            help="A picture in place of TEXT, for a vision transformer: patches are the tokens, "
+            "r3c5 that of row 3, column 5. Repeatable.",
+        ),
+    ] = None
+    audio: Annotated[
+        list[Path] | None,
+        optional(
+            "--audio",
+            panel=MODEL,
+            metavar="FILE",
+            help="A .wav file in place of TEXT, for an audio encoder: moments are the tokens. "
+            "Repeatable.",
+        ),
+    ] = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.image and self.audio:
+            raise ConfigError("--image and --audio both say what is looked at; give one of them")
+        if self.generate is not None and (self.image or self.audio):
+            name = "--image" if self.image else "--audio"
+            raise ConfigError(f"--generate and {name}: a model goes on with a text")
+
+
+@dataclass(frozen=True)
+class TokenFlags:
+    """Which tokens maps have."""
+
+    words: Annotated[
+        bool,
+        flag(
+            "--words",
+            panel=LOOK,
+            help="Merge the pieces of a word: columns are added up, rows averaged.",
+        ),
+    ] = False
+    hide_special: Annotated[
+        bool,
+        flag(
+            "--hide-special",
+            panel=LOOK,
+            help="Leave out tokens like \\[CLS] and </s>, and say what weight they had.",
+        ),
+    ] = False
+
+    @property
+    def given(self) -> list[str]:
+        """The flags that were given."""
+        return [
+            f"--{field.name.replace('_', '-')}"
+            for field in flags_of(self)
+            if getattr(self, field.name)
+        ]
+
+    def seen(self, result: AttentionResult) -> AttentionResult:
+        """`result` with the tokens that are wanted."""
+        from attnviz.merging import hide_special, merge_words
+
+        if self.hide_special:
+            result = hide_special(result)
+        return merge_words(result) if self.words else result
 
 
 @dataclass(frozen=True)
@@ -493,12 +563,13 @@ class LookFlags:
     ] = Look.annotate
     theme: Annotated[str, flag(panel=LOOK, help="light or dark.")] = Look.theme
     dpi: Annotated[int, flag(panel=LOOK, help="Dots per inch of PNGs.")] = Look.dpi
-    spaces: Annotated[
+    decode: Annotated[
         bool,
         flag(
-            "--spaces",
+            "--decode",
             panel=LOOK,
-            help="Show the marks of subword tokens (Ġworld, ▁the, Ċ) as the spaces they stand for.",
+            help="Show subword tokens (Ġworld, ▁the, ##ing) as the text they stand for; with "
+            "--model they are shown so in any case.",
         ),
     ] = False
 
@@ -667,6 +738,7 @@ GROUPS = (
     LayerFlags,
     SourceFlags,
     ModelFlags,
+    TokenFlags,
     MaskFlags,
     ObeyedFlags,
     ArrayFlags,

@@ -5,7 +5,6 @@ from __future__ import annotations
 import shlex
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Generic, TypeVar
@@ -19,6 +18,7 @@ from attnviz.errors import printable
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from attnviz.render.photo import Photo
     from attnviz.result import AttentionResult
     from attnviz.sources.run import Run
 
@@ -48,7 +48,7 @@ class Plans(Generic[Done]):
         self.notices: list[str] = []
         self.n_pictures = 0
         self._staging, self._look, self._work = staging, look.look(), work
-        self._shown = spaced if look.spaces else as_it_is
+        self._shown = shown_by(look)
         self._sequences, self._heads = sequences, heads
         self._several_layers, self._several = several  # layers, sequences
         self._writers: list[Callable[[Done], list[str] | None]] = []
@@ -115,16 +115,32 @@ class Plans(Generic[Done]):
 
     def _plan_overviews(self, path: Path) -> None:
         for sequence in self._sequences:
-            name = path
-            if self._several:
-                name = path.with_name(f"{path.stem}-seq{sequence}{path.suffix}")
+            name = self._of_sequence(path, sequence)
             self._writers.append(partial(self._overview, self._staging.plan(name), sequence))
             self.n_pictures += 1
             self.written.append(printable(name))
 
+    def _of_sequence(self, path: Path, sequence: int) -> Path:
+        if not self._several:
+            return path
+        return path.with_name(f"{path.stem}-seq{sequence}{path.suffix}")
+
 
 class Outputs(Plans["Run"]):
-    """Files of whole maps, and what the terminal shows of them."""
+    """Files of whole maps, and what the terminal shows of them.
+
+    `pictured` is what a model saw, a view for each sequence, and the maps that go with it.
+    """
+
+    pictured: tuple[Sequence[Photo], AttentionResult] | None = None
+
+    def plan_overlays(self, path: Path, query: str | None) -> None:
+        """Claim a picture for each sequence, of a query's attention laid over what was seen."""
+        for sequence in self._sequences:
+            name = self._of_sequence(path, sequence)
+            self._writers.append(partial(self._overlay, self._staging.plan(name), sequence, query))
+            self.n_pictures += 1
+            self.written.append(printable(name))
 
     def print_maps(self, drawn: AttentionResult, console: Console, show: bool | None) -> None:
         """Each head's measures, its map where the terminal shows maps, and what was written."""
@@ -161,6 +177,16 @@ class Outputs(Plans["Run"]):
             self._shown(done.result), sequence, targets, self._look, self._work.advance
         )
 
+    def _overlay(self, place: Path, sequence: int, query: str | None, done: Run) -> list[str]:
+        from attnviz.render.photo import draw_photo
+
+        assert self.pictured is not None  # set when the pictures have been seen
+        views, seen = self.pictured
+        heads = self._at(done.result.layer_numbers)
+        notices = draw_photo(seen, sequence, views[sequence], place, self._look, heads, query)
+        self._work.advance()
+        return notices
+
     def _page(self, place: Path, done: Run) -> list[str]:
         from attnviz.render.page import write_page
 
@@ -185,19 +211,10 @@ def _summary(names: Sequence[str]) -> str:
     return f"{names[0]} … {names[-1]} ({len(names)} files)"
 
 
-def spaced(result: AttentionResult) -> AttentionResult:
-    """`result` with the marks of subword tokenizers as the spaces and line ends they stand for."""
-    from attnviz.render.tokens import unmarked
+def shown_by(look: LookFlags) -> Callable[[AttentionResult], AttentionResult]:
+    """What a result becomes before it is drawn: the marks of its tokens decoded, or itself."""
+    if not look.decode:
+        return lambda result: result
+    from attnviz.merging import decoded_tokens
 
-    def tokens(rows: tuple[tuple[str, ...], ...]) -> tuple[tuple[str, ...], ...]:
-        return tuple(tuple(map(unmarked, row)) for row in rows)
-
-    return replace(
-        result,
-        query_tokens=tokens(result.query_tokens),
-        key_tokens=tokens(result.key_tokens),
-    )
-
-
-def as_it_is(result: AttentionResult) -> AttentionResult:
-    return result
+    return decoded_tokens

@@ -19,6 +19,7 @@ from attnviz.cli.options import (
     LookFlags,
     MaskFlags,
     OutputFlags,
+    TokenFlags,
     WindowFlags,
     choose,
     spread,
@@ -61,6 +62,7 @@ def render(
     array: ArrayFlags,
     masking: MaskFlags,
     look: LookFlags,
+    tokens: TokenFlags,
     output: OutputFlags,
     part: WindowFlags,
 ) -> None:
@@ -74,7 +76,7 @@ def render(
     if is_pooled(file):
         from attnviz.cli.long import render_pooled
 
-        given = [*array.given, *(["masks"] if masking.is_set else [])]
+        given = [*array.given, *tokens.given, *(["masks"] if masking.is_set else [])]
         render_pooled(file, given, look, output, part)
         return
     from attnviz.cli.values import value_remarks
@@ -105,6 +107,11 @@ def render(
             places = [opened.layer_numbers.index(layer) for layer in layers]
             wanted = (places, range(batch), range(n_heads)) if saves else (places, chosen, heads)
             result, notices = _read(opened, masking, array.softmax, wanted)
+            if tokens.given:
+                has_kept, result = bool(result.kept), tokens.seen(result)
+                opened = _of_part(opened, result)
+                if saves and has_kept and not result.kept:
+                    notices.append("kept tensors are of single tokens, and are left out")
             if part.given:
                 from attnviz.pooled import part_of
 
@@ -146,7 +153,7 @@ class _Opened:
 
 
 def _of_part(opened: _Opened, part: AttentionResult) -> _Opened:
-    """The same with the tokens of a part of the map."""
+    """The same with the tokens of `part`: some of the map, or others in their place."""
     from attnviz.result import batches_of
 
     queries, keys = batches_of(part)
@@ -258,7 +265,7 @@ def _facts(
     if named or not (queries.valid.all() and keys.valid.all()):
         others = keys if result.is_cross else None
         facts += token_facts(queries, others, ascii_only(console), with_ids=False, chosen=chosen)
-    return facts
+    return [*facts, *(("shown", printable(note)) for note in result.notes)]
 
 
 def _layers(wanted: str | None, numbers: Sequence[int]) -> list[int]:

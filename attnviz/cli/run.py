@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -17,9 +19,10 @@ from attnviz.cli.options import (
     LongFlags,
     LookFlags,
     MaskFlags,
-    ModelFlags,
+    ModelRunFlags,
     OutputFlags,
     SourceFlags,
+    TokenFlags,
     flag,
     optional,
     spread,
@@ -47,9 +50,10 @@ def run(
     inputs: InputFlags,
     layer: LayerFlags,
     origin: SourceFlags,
-    pretrained: ModelFlags,
+    pretrained: ModelRunFlags,
     masking: MaskFlags,
     look: LookFlags,
+    tokens: TokenFlags,
     output: OutputFlags,
     long: LongFlags,
     keep: Annotated[
@@ -64,6 +68,22 @@ def run(
         Path | None,
         optional(
             help="Write the layer's parameters to this .safetensors file.",
+            panel=OUTPUT,
+        ),
+    ] = None,
+    overlay: Annotated[
+        Path | None,
+        optional(
+            metavar="FILE.png",
+            help="With --image: lay a query's attention over the picture, a tile for each head.",
+            panel=OUTPUT,
+        ),
+    ] = None,
+    overlay_query: Annotated[
+        str | None,
+        optional(
+            metavar="TOKEN",
+            help="Whose attention that is: r3c5, say; \\[CLS] or the mean of all when left out.",
             panel=OUTPUT,
         ),
     ] = None,
@@ -82,6 +102,9 @@ def run(
         raise OutputError(f"--keep {','.join(kept)} needs a saved run: -o run.npz, say")
     if save_layer is not None and save_layer.suffix.lower() != ".safetensors":
         raise OutputError(f"--save-layer {printable(save_layer)}: the suffix must be .safetensors")
+    _check_overlay(overlay, overlay_query, pretrained)
+    if kept and tokens.given:
+        raise ConfigError(f"--keep and {tokens.given[0]}: what is kept has a row for each token")
     chosen_heads = output.chosen_heads(source.n_layers, source.n_heads, source.absent)
 
     text = source.read()
@@ -89,6 +112,8 @@ def run(
     if demanded is not None:
         if save_layer is not None:
             raise OutputError(f"--save-layer goes with whole maps; this is {demanded.why}")
+        if tokens.given:
+            raise ConfigError(f"{tokens.given[0]} needs whole maps; {demanded.why}")
         run_in_blocks(source, text, demanded, look, output, kept, trace)
         return
     chosen = output.chosen_sequences(len(text.queries))
@@ -97,12 +122,16 @@ def run(
         outputs = Outputs(staging, look, chosen, chosen_heads, several, work)
         for path, kind in places:
             outputs.plan(path, kind)
+        if overlay is not None:
+            outputs.plan_overlays(overlay, overlay_query)
         layer_place = None if save_layer is None else staging.plan(save_layer)
 
         work.stage("computing attention")
         layers = {layer for layer, _ in chosen_heads}
         done = source.compute(text, kept, layers, work.stage)
-        writers = outputs.writers(done.run)
+        outputs.pictured = done.views, done.run.result
+        seen = replace(done.run, result=tokens.seen(done.run.result))
+        writers = outputs.writers(seen)
         if layer_place is not None:
             from attnviz.sources.saved_layers import save_layers
 
@@ -119,8 +148,8 @@ def run(
         remark(f"--keep {','.join(missing)}: this layer has no such step")
     for notice in (*text.notices, *done.notices, *dict.fromkeys(outputs.notices)):
         remark(notice)
-    _report(source, done, console, trace)
-    outputs.print_maps(done.run.result, console, output.show)
+    _report(source, done, seen.result.notes, console, trace)
+    outputs.print_maps(seen.result, console, output.show)
 
 
 def _kept(keep: str | None) -> tuple[str, ...]:
@@ -131,7 +160,20 @@ def _kept(keep: str | None) -> tuple[str, ...]:
     return names
 
 
-def _report(source: Source, done: Computed, console: Console, trace: bool) -> None:
+def _check_overlay(overlay: Path | None, query: str | None, model: ModelRunFlags) -> None:
+    """Raise a `ConfigError` or `OutputError` where no overlay can be made."""
+    for name, given in (("--overlay", overlay), ("--overlay-query", query)):
+        if given is not None and not model.image:
+            raise ConfigError(f"{name} goes with --image FILE")
+    if query is not None and overlay is None:
+        raise ConfigError("--overlay-query goes with --overlay FILE.png")
+    if overlay is not None and overlay.suffix.lower() != ".png":
+        raise OutputError(f"--overlay {printable(overlay)}: the suffix must be .png")
+
+
+def _report(
+    source: Source, done: Computed, notes: Sequence[str], console: Console, trace: bool
+) -> None:
     """What ran, on standard output: the facts, the tokens, the trace."""
     from attnviz.render.console import ascii_only
     from attnviz.render.tables import print_trace
@@ -143,7 +185,8 @@ def _report(source: Source, done: Computed, console: Console, trace: bool) -> No
     facts = [
         *source.facts(done.run),
         *mask_facts(names, allowed if names else None, queries, masked),
-        *token_facts(queries, keys, ascii_only(console)),
+        *(done.sequences or token_facts(queries, keys, ascii_only(console))),
+        *(("shown", printable(note)) for note in notes),
     ]
     print_facts(console, facts)
     if trace:

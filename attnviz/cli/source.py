@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from attnviz.batch import Batch
     from attnviz.config import AttentionConfig
     from attnviz.masks import Rule
+    from attnviz.render.photo import Photo
     from attnviz.sources.long import Each, LongRun, Pooling
     from attnviz.sources.run import Run
 
@@ -42,7 +43,8 @@ class ComputedLong:
 class Computed:
     """A run, the batches and mask rules that it ran with, and remarks for the person.
 
-    `keys` is None in self attention.
+    `keys` is None in self attention. `views` show what a model saw of pictures, and `sequences`
+    say what each sequence is, where a list of its tokens would say little.
     """
 
     run: Run
@@ -50,6 +52,8 @@ class Computed:
     keys: Batch | None
     rules: Sequence[Rule]
     notices: Sequence[str]
+    views: Sequence[Photo] = ()
+    sequences: Sequence[Fact] = ()
 
 
 class Source(Protocol):
@@ -115,6 +119,10 @@ def open_source(
     model: ModelFlags,
 ) -> Source:
     """The source that the flags name. Raises `ConfigError` where they contradict each other."""
+    if model.model is not None and (model.image or model.audio):
+        from attnviz.cli.media_source import MediaSource
+
+        return MediaSource(inputs, layer, masking, flags, model)
     if model.model is not None:
         from attnviz.cli.model_source import ModelSource
 

@@ -90,7 +90,8 @@ class Subject:
         source = prose(result.source, 60)
         if not result.trained and "untrained" not in source:
             source = f"{source}, untrained".removeprefix(", ")
-        return [source, f"masks: {masks}" if masks else "no mask", where]
+        notes = [prose(note, 60) for note in result.notes]
+        return [source, f"masks: {masks}" if masks else "no mask", where, *notes]
 
     what = "weights"
     """What the cells stand for."""

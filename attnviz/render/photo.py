@@ -7,8 +7,8 @@ more opaque the larger the weight is, so that what is looked at shines and the r
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -33,17 +33,23 @@ TILE = 132.0
 MEAN = "mean over all queries"
 
 
-@dataclass(frozen=True, eq=False)
-class Photo:
+class Photo(Protocol):
     """A picture `[height, width, 3]` in `rows` × `columns` patches, row by row.
 
     They are the tokens from the place `n_before` on.
     """
 
-    pixels: Pixels
-    rows: int
-    columns: int
-    n_before: int
+    @property
+    def pixels(self) -> Pixels: ...
+
+    @property
+    def rows(self) -> int: ...
+
+    @property
+    def columns(self) -> int: ...
+
+    @property
+    def n_before(self) -> int: ...
 
 
 def draw_photo(

@@ -143,7 +143,7 @@ def run_media(
     )
     for remark in remarks(result):
         say(remark)
-    return MediaRun(ModelRun(Run(result, calls[0].steps), batch, None), tuple(views))
+    return MediaRun(ModelRun(Run(result, tuple(calls[0].steps)), batch, None), tuple(views))
 
 
 def _calls(
