@@ -102,6 +102,8 @@ def run(
         raise OutputError(f"--keep {','.join(kept)} needs a saved run: -o run.npz, say")
     if save_layer is not None and save_layer.suffix.lower() != ".safetensors":
         raise OutputError(f"--save-layer {printable(save_layer)}: the suffix must be .safetensors")
+    if save_layer is not None and pretrained.model is not None:
+        raise OutputError("--save-layer writes a layer of attnviz's own; --model has none")
     _check_overlay(overlay, overlay_query, pretrained)
     if kept and tokens.given:
         raise ConfigError(f"--keep and {tokens.given[0]}: what is kept has a row for each token")

@@ -69,6 +69,7 @@ class Explanation:
     sequence: int
     query: int
     n_layers: int
+    names_layer: bool
     n_heads: int
     batch_size: int
     query_token: str
@@ -222,11 +223,12 @@ def explain(
     products = kept["products"][at][query]
     scaled = kept["scores"][at][query] if is_scaled else products
     return Explanation(
-        layer=layer,
+        layer=result.layer_numbers[layer],
         head=head,
         sequence=sequence,
         query=query,
         n_layers=layers,
+        names_layer=result.names_layers,
         n_heads=heads,
         batch_size=batch,
         query_token=tokens[query],

@@ -273,10 +273,11 @@ class _Writer:
         page, e = self.page, self.e
         token = page.quoted(e.query_token)
         page.say(f"What head {e.head} does for {token}", style="bold")
+        of_all = f" of {e.n_layers}" if e.layer < e.n_layers > 1 else ""
         facts = [
             "query: padding" if e.query_is_padding else f"query: position {e.query_position}",
             *([f"sequence {e.sequence} of {e.batch_size}"] if e.batch_size > 1 else []),
-            *([f"layer {e.layer} of {e.n_layers}"] if e.n_layers > 1 else []),
+            *([f"layer {e.layer}" + of_all] if e.names_layer else []),
             f"head {e.head} of {e.n_heads}",
             _count(e.n_keys, "key") + (" of the other text" if e.is_cross else ""),
             f"masks: {', '.join(map(page.name, e.masks)) or 'none'}",

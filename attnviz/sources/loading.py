@@ -118,7 +118,7 @@ def outline_model(
     patches = _parsed_once(options)
     with _understood(shown, trust_remote_code), quiet(), _patched("gguf", patches):
         config = transformers.AutoConfig.from_pretrained(place, **options)
-        kind = _kind(transformers, config, generates)
+        kind = _kind(transformers, config, generates, shown)
         with torch.device("meta"):
             network = kind.from_config(config, trust_remote_code=trust_remote_code)
     origin = {"place": place, "options": options, "kind": kind, "patches": patches}
@@ -245,12 +245,18 @@ def _require_package(name: str, does: str) -> None:
         raise AttnvizError(f"--model: {name}, which {does}, is not installed: {INSTALL}")
 
 
-def _kind(transformers: Any, config: Any, generates: bool) -> Any:
+def _kind(transformers: Any, config: Any, generates: bool, shown: str) -> Any:
     """The Auto class: the bare model, or the one that can generate."""
     if not generates:
         return transformers.AutoModel
     if getattr(config, "is_encoder_decoder", False):
         return transformers.AutoModelForSeq2SeqLM
+    from transformers.models.auto import modeling_auto
+
+    fills_in = config.model_type in modeling_auto.MODEL_FOR_MASKED_LM_MAPPING_NAMES
+    writes = config.model_type in modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+    if not writes or (fills_in and not getattr(config, "is_decoder", False)):
+        raise ConfigError(f"--generate: {shown} ({config.model_type}) is no model that writes")
     return transformers.AutoModelForCausalLM
 
 
