@@ -30,6 +30,9 @@ from attnviz.trace import Recorder, Step
 Progress = Callable[[int, int], None]
 """(weights done, weights in all)."""
 
+LENT = 2**30
+"""Bytes of q and k that are kept unasked while a page is written."""
+
 TOP = 8
 """Keys of each row that are told one by one."""
 
@@ -37,13 +40,15 @@ TOP = 8
 @dataclass(frozen=True)
 class Pooling:
     """What is made of each map: at most `pixels` a side, the `top` largest keys of each row, and
-    what each key is given by all rows. `keep` says whether q and k stay, for a later zoom."""
+    what each key is given by all rows. `keep` says whether q and k stay, for a later zoom; with
+    `lend` they stay for a page that is written next, where they are not large."""
 
     pixels: int = 1024
     top: int = TOP
     near: int = NEAR
     column_sums: bool = False
     keep: bool = False
+    lend: bool = False
 
     def bytes_of_maps(self, maps: int, queries: int) -> int:
         """Memory that the pooled maps of `maps` heads take, and the numbers of their rows."""
@@ -174,6 +179,8 @@ class Pooler:
             return
         if self._pooling.keep:
             _require_spans(attention)
+        size = self._n * (attention.q.nbytes + attention.k.nbytes)
+        lends = self._pooling.lend and not attention.unbounded and size <= LENT
         before = len(self._pooled)
         self._pooled.append(
             pool(
@@ -185,7 +192,7 @@ class Pooler:
                 progress=lambda done, total: self._progress(before * total + done, self._n * total),
             )
         )
-        if self._pooling.keep:
+        if self._pooling.keep or lends:
             self._kept.append(attention)
 
     def result(self, queries: Batch, keys: Batch, facts: Mapping[str, Any]) -> PooledResult:
