@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 import sys
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from attnviz.cli.inputs import TextInput
     from attnviz.pooled import PooledResult
     from attnviz.result import AttentionResult
+    from attnviz.trace import Step
 
 PIXELS = 1024
 """Pixels along a side, where --pool does not say."""
@@ -111,7 +112,7 @@ def _run_pooled(
             outputs.plan(path, kind)
         from attnviz.sources.long import Pooler, Pooling
 
-        pooling = Pooling(pixels, keep=bool(keep))
+        pooling = Pooling(pixels, keep=bool(keep), lend=pages)
         layers = sorted({layer for layer, _ in heads})
 
         def progress(done: int, total: int) -> None:
@@ -126,6 +127,7 @@ def _run_pooled(
         done = source.compute_long(text, pooling, pooler.each, layers, work.stage)
         queries, keys = done.queries, done.queries if done.keys is None else done.keys
         pooled = pooler.result(queries, keys, done.run.facts)
+        outputs.steps, outputs.keeps = done.run.steps, bool(keep)
         work.stage("drawing", outputs.n_pictures)
         staging.write(outputs.writers(pooled))
     if output.quiet:
@@ -337,6 +339,12 @@ def _origin(pooled: PooledResult) -> list[Fact]:
 class LongOutputs(Plans["PooledResult"]):
     """The same files of a long run: pictures of pixels, a page to zoom into, pooled maps."""
 
+    steps: Sequence[Step] = ()
+    """The trace, for the page."""
+
+    keeps = True
+    """Whether q and k, where they are there, are saved as well."""
+
     def plan(self, path: Path, kind: str) -> None:
         if kind == ".json":
             raise OutputError(
@@ -382,13 +390,14 @@ class LongOutputs(Plans["PooledResult"]):
             place,
             heads=self._at(done.layer_numbers),
             sequences=self._sequences,
+            steps=self.steps,
             command="attnviz " + shlex.join(sys.argv[1:]),
         )
 
     def _save(self, place: Path, kind: str, done: PooledResult) -> None:  # noqa: ARG002
         from attnviz.pooled import save
 
-        save(done, place)
+        save(done if self.keeps else replace(done, kept={}, scale=(), softcap=()), place)
 
 
 def _print_measures(
