@@ -91,6 +91,9 @@ class Subject:
         if not result.trained and "untrained" not in source:
             source = f"{source}, untrained".removeprefix(", ")
         notes = [prose(note, 60) for note in result.notes]
+        if result.n_prompt:
+            after = count(result.n_prompt[self.sequence], "token")
+            notes.append(f"the answer begins after {after}, at the line")
         return [source, f"masks: {masks}" if masks else "no mask", where, *notes]
 
     what = "weights"
@@ -125,10 +128,26 @@ class Subject:
         size_q, size_k = (max(5.5, min(largest, 0.78 * cell)) for cell in (cell_h, cell_w))
         queries = self._fitted(sheet, self.queries, size_q)
         keys = self._fitted(sheet, self.keys, size_k)
+        answer = self._answer()
         return (
-            Axis(sheet, queries, real[0], cell_h, size_q, upright=False),
-            Axis(sheet, keys, real[1], cell_w, size_k, upright=True),
+            Axis(sheet, queries, real[0], cell_h, size_q, upright=False, answer=answer),
+            Axis(
+                sheet,
+                keys,
+                real[1],
+                cell_w,
+                size_k,
+                upright=True,
+                answer=None if self.result.is_cross else answer,
+            ),
         )
+
+    def _answer(self) -> int | None:
+        """The place in the padded row where what a model wrote begins."""
+        if not self.result.n_prompt:
+            return None
+        first = int(self.result.query_valid[self.sequence].argmax())
+        return first + self.result.n_prompt[self.sequence]
 
     def _fitted(self, sheet: Sheet, labels: list[str], size: float) -> list[str]:
         """Labels whose letters are wider than most lose more of their middle."""
@@ -222,8 +241,10 @@ class Axis:
         pitch: float,
         size: float,
         upright: bool,
+        answer: int | None = None,
     ) -> None:
-        self.pitch, self.size, self._real = pitch, size, real
+        """`answer` is the first place of what a model wrote: a line is drawn before it."""
+        self.pitch, self.size, self._real, self._answer = pitch, size, real, answer
         self.step = max(1, ceil(size * 1.08 / pitch))
         self.named = list(range(0, len(tokens), self.step))
         if self.step > 1 and len(self.named) < 4:
@@ -257,6 +278,20 @@ class Axis:
             )
             for i in self.named
         ]
+
+    def row_lines(self, edge: float, top: float) -> list[Line]:
+        """The line between prompt and answer, left of `edge`."""
+        if self._answer is None:
+            return []
+        y = top + self._answer * self.pitch
+        return [Line(edge - max(self.extent, 8), y, edge, y, 0.8, 0.8)]
+
+    def column_lines(self, edge: float, left: float) -> list[Line]:
+        """The line between prompt and answer, below `edge`."""
+        if self._answer is None:
+            return []
+        x = left + self._answer * self.pitch
+        return [Line(x, edge, x, edge + max(self.extent, 8), 0.8, 0.8)]
 
     def columns(self, edge: float, left: float) -> list[Text]:
         """Labels below `edge`, one a column from `left` on."""

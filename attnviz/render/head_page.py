@@ -142,6 +142,7 @@ class HeadPages:
         sheet.pictures.append(Picture(self._left, self._top, blank))  # the frame is drawn once
         sheet.texts += self._rows.rows(left, top)
         sheet.texts += self._columns.columns(bottom, left)
+        sheet.lines += self._rows.row_lines(left, top) + self._columns.column_lines(bottom, left)
         sheet.texts.append(
             Text(MARGIN + 8, (top + bottom) / 2, QUERY_AXIS, 9, anchor="middle", turn=90)
         )

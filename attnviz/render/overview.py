@@ -77,8 +77,10 @@ def overview_sheet(subject: Subject) -> Sheet:
         sheet.texts.append(Text(x, y - 4, line, small, 0.7))
         if c == first_in_row[r]:
             sheet.texts += rows.rows(x, y)
+            sheet.lines += rows.row_lines(x, y)
         if r == last_in_column[c]:
             sheet.texts += columns.columns(y + high, x)
+            sheet.lines += columns.column_lines(y + high, x)
             bottom = max(bottom, y + high + columns.extent)
         if look.annotate and pool == 1 and wide / n_k >= SMALLEST_NUMBER <= high / n_q:
             sheet.numbers += numbers(sheet, head, x, y, wide / n_k, high / n_q, brush)

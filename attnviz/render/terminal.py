@@ -160,17 +160,26 @@ def _reduced(ufunc: np.ufunc, array: npt.NDArray[Any], queries: int, keys: int) 
 
 @dataclass(frozen=True, eq=False)
 class Side:
-    """Queries or keys: what to call each, its position in its sequence, and whether it is real."""
+    """Queries or keys: what to call each, its position in its sequence, and whether it is real.
+
+    A model wrote those from the position `answer` on, if it wrote any.
+    """
 
     tokens: tuple[str, ...]
     positions: npt.NDArray[np.int64]
     valid: npt.NDArray[np.bool_]
+    answer: int | None = None
 
     def __len__(self) -> int:
         return len(self.tokens)
 
     def cut(self, kept: slice) -> Side:
-        return Side(self.tokens[kept], self.positions[kept], self.valid[kept])
+        return replace(
+            self,
+            tokens=self.tokens[kept],
+            positions=self.positions[kept],
+            valid=self.valid[kept],
+        )
 
     @property
     def real(self) -> slice:
@@ -218,6 +227,8 @@ def sides_of(result: AttentionResult, sequence: int, plain: bool) -> tuple[Side,
             (result.key_tokens, result.key_positions, result.key_valid[sequence]),
         )
     )
+    if result.n_prompt:
+        queries = replace(queries, answer=result.n_prompt[sequence])
     return queries, keys
 
 
@@ -465,7 +476,10 @@ def _labels(queries: Side, plan: Plan, plain: bool) -> list[Text]:
             token = fit(token, room, True, plain) if room > 0 else ""
             token = f"{token} {number:>{digits}}".lstrip()
         label = fit(token, plan.label, True, plain)
-        labels.append(Text(f"{label} ", "" if queries.valid[at] else "dim"))
+        style = "" if queries.valid[at] else "dim"
+        if queries.answer is not None and queries.valid[at]:
+            style = "bold" if queries.positions[at] >= queries.answer else ""
+        labels.append(Text(f"{label} ", style))
     return labels
 
 
@@ -565,6 +579,9 @@ def _remarks(
         )
     if shown.left_out:
         yield f"{shown.left_out} padded places left out"
+    if shown.queries.answer is not None:
+        yield f"from query {shown.queries.answer} on, in bold, the model wrote"
+    yield from map(printable, result.notes)
     if any((head.weights > ink.top).any() for head in maps):
         yield f"weights over {ink.top:.4g} look like it"
     if any((head.weights < 0).any() for head in maps):
