@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from attnviz.cli.console import remark, result
+from attnviz.cli.console import remark, result, verdict
 from attnviz.cli.corpus import fingerprint, make_corpus, make_opening
 from attnviz.cli.files import Staging, kind_of
 from attnviz.cli.options import (
@@ -26,7 +26,7 @@ from attnviz.cli.options import (
 )
 from attnviz.cli.progress import Work
 from attnviz.cli.stats_flags import DRAWN, CorpusFlags, MeasureFlags, ReportFlags, WorkFlags
-from attnviz.errors import ConfigError, printable
+from attnviz.errors import ConfigError, InputError, OutputError, printable
 from attnviz.measuring.documents import Bad, Corpus, Document
 from attnviz.stats.glossary import GLOSSARY
 
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from attnviz.measuring.drive import Progress
     from attnviz.measuring.probing import Probe
     from attnviz.measuring.source import Opening, Source
-    from attnviz.measuring.tally import Part
+    from attnviz.measuring.tally import Part, Tally
     from attnviz.render.heads_report import HeadReport
     from attnviz.result import AttentionResult
     from attnviz.stats.block import Annotation
@@ -84,9 +84,8 @@ def stats(
                     writers.append(_rolled(name, Path(shown), done, staging, look, work))
             work.stage("writing")
             staging.write([partial(writer, done.report) for writer in writers])
-    _say(done, report, how)
-    if done.part.tally.bad:
-        raise typer.Exit(SOME_BAD)
+    with verdict(SOME_BAD if done.part.tally.bad else 0):
+        _say(done, report, how)
 
 
 # ── what is measured, and with what ──────────────────────────────────────────────────────────
@@ -110,15 +109,35 @@ def _options(corpus: CorpusFlags, measures: MeasureFlags, report: ReportFlags) -
         groups.append("agreement")
     if corpus.gold:
         groups.append("gold")
-    for flag, name in (("--measure", report.measure), ("--sort", report.sort)):
-        if name is not None and name not in GLOSSARY:
-            from difflib import get_close_matches
+    options = Options(tuple(groups), measures.near, measures.first, measures.agreement or DOCUMENTS)
+    _require_figures(options, measures, report)
+    return options
 
+
+def _require_figures(options: Options, measures: MeasureFlags, report: ReportFlags) -> None:
+    """Raise `ConfigError` where a figure that is asked for is none, or will not be measured."""
+    from difflib import get_close_matches
+
+    from attnviz.stats.induction import Induction
+    from attnviz.stats.measures import Measures
+
+    taken = set(Measures(1, 1, options).result())
+    if measures.probe is not None:
+        taken |= set(Induction(1, 1).result())
+    for flag, name in (("--measure", report.measure), ("--sort", report.sort)):
+        if name is None or name in taken:
+            continue
+        if name not in GLOSSARY:
             near = get_close_matches(name, GLOSSARY, n=3) or ["entropy", "self", "sink"]
             raise ConfigError(
                 f"{flag} {printable(name)} is no figure of heads; near ones are {', '.join(near)}"
             )
-    return Options(tuple(groups), measures.near, measures.first, measures.agreement or DOCUMENTS)
+        if name in Induction(1, 1).result():
+            wants = "--probe induction"
+        else:
+            wants = "--gold" if name == "gold" else "another group in --measures"
+        if flag == "--sort" or name != ReportFlags.measure:
+            raise ConfigError(f"{flag} {name} is not measured: it wants {wants}")
 
 
 def _measure(
@@ -167,6 +186,8 @@ def _measure(
         if how.checkpoint is not None and how.checkpoint.exists():
             remark(f"what has been measured is in {printable(how.checkpoint)}; --resume goes on")
         raise
+    if not part.tally.documents:
+        raise InputError(_nothing(part.tally))
     probe = None
     if measures.probe is not None:
         from attnviz.measuring.probing import probe_induction
@@ -174,16 +195,17 @@ def _measure(
         work.stage("probing with random tokens that repeat")
         probe = probe_induction(source, 0)
     made_report = _report(part, source, options, probe, documents)
-    for flag, name in (("--measure", report.measure), ("--sort", report.sort)):
-        if name is not None and name not in made_report.figures:
-            wanted = "--probe induction" if "prefix" in name else "another group in --measures"
-            raise ConfigError(f"{flag} {name} was not measured: it wants {wanted}")
     return _Done(part, made_report, source, first[0] if first else None)
 
 
-def _require_place(how: WorkFlags, force: bool) -> None:
-    from attnviz.errors import InputError, OutputError
+def _nothing(tally: Tally) -> str:
+    if not tally.bad:
+        return "there are no documents: every line is empty"
+    first = tally.named[0]
+    return f"none of {tally.bad:,} documents could be measured: {first.name} {first.why}"
 
+
+def _require_place(how: WorkFlags, force: bool) -> None:
     assert how.checkpoint is not None
     shown, there = printable(how.checkpoint), how.checkpoint.exists()
     if how.resume and not there:
@@ -307,7 +329,7 @@ def _plan(
 def _write(place: Path, measure: str, look: LookFlags, made: HeadReport) -> None:
     from attnviz.render import heads_files
 
-    suffix = place.suffix.lower()
+    measure, suffix = _drawable(measure, made), place.suffix.lower()
     if suffix in DRAWN:
         from attnviz.render.heads_picture import draw_matrix
 
@@ -325,6 +347,11 @@ def _write(place: Path, measure: str, look: LookFlags, made: HeadReport) -> None
         forms[suffix](made, place)
 
 
+def _drawable(measure: str, made: HeadReport) -> str:
+    """`measure`, or where nobody asked for it and it was not taken, the first that was."""
+    return measure if measure in made.figures else next(iter(made.figures))
+
+
 def _draw_agreement(place: Path, look: LookFlags, made: HeadReport) -> None:
     from attnviz.render.heads_picture import draw_agreement
 
@@ -336,7 +363,6 @@ def _rolled(
 ) -> Callable[[HeadReport], object]:
     """A writer of the rollout or flow of the first document."""
     from attnviz.cli.outputs import Outputs
-    from attnviz.errors import InputError
     from attnviz.measuring.rolling import rolled
     from attnviz.sources.run import Run
 
@@ -380,11 +406,10 @@ def _say(done: _Done, report: ReportFlags, how: WorkFlags) -> None:
         from attnviz.render.heads_report import print_matrix, print_report
 
         console = make_console()
-        if tally.documents:
-            print_report(done.report, console, report.sort, report.top or None)
-            if console.is_terminal if report.show is None else report.show:
-                result("")
-                print_matrix(done.report, report.measure, console)
+        print_report(done.report, console, report.sort, report.top or None)
+        if console.is_terminal if report.show is None else report.show:
+            result("")
+            print_matrix(done.report, _drawable(report.measure, done.report), console)
         if tally.cut:
             remark(f"{tally.cut:,} of {tally.documents:,} documents were cut by --max-len")
     if report.quiet:

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from attnviz.errors import InputError, printable
+from attnviz.errors import ConfigError, InputError, printable
 from attnviz.measuring.documents import Document
 from attnviz.measuring.layers import annotations_of
 from attnviz.measuring.source import Ready, Take
@@ -33,8 +33,16 @@ def open_model(
     generates: bool = False,
     **how: Any,
 ) -> Model:
-    """Load a model; `how` are further arguments of `outline_model`."""
-    outline = outline_model(source, generates=generates, **how)
+    """Load a model; `how` are further arguments of `outline_model`.
+
+    `generates` asks for the language head, which `losses` wants; a model without one has no losses.
+    """
+    try:
+        outline = outline_model(source, generates=generates, **how)
+    except ConfigError:
+        if not generates:
+            raise
+        outline = outline_model(source, **how)
     return Model(load_model(outline, dtype=dtype, device=device), attention, max_len)
 
 

@@ -1,0 +1,330 @@
+"""`attnviz stats` on the command line."""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+from pyarrow import parquet
+from real_models import minilm
+
+from attnviz.cli.main import call
+from attnviz.result import load
+
+SMALL = ["--d-model", "14", "--n-heads", "2", "--dtype", "float64"]
+TEXTS = ["The cat sat on the mat.", "A dog came in, and the cat ran away.", "It sat."]
+
+
+def document(capsys: pytest.CaptureFixture[str], *arguments: str, code: int = 0) -> dict:
+    assert call(["stats", *arguments, "--json"]) == code
+    return json.loads(capsys.readouterr().out)
+
+
+def figures(document: dict) -> dict[str, np.ndarray]:
+    heads = document["heads"]
+    return {
+        name: np.array([np.nan if head[name] is None else head[name] for head in heads])
+        for name in document["figures"]
+    }
+
+
+def corpus(path: Path, n: int = 700) -> list[str]:
+    """A file of `n` short documents over three shards."""
+    rng = np.random.default_rng(2)
+    lines = [" ".join(f"w{i}" for i in rng.integers(0, 30, rng.integers(1, 9))) for _ in range(n)]
+    path.write_text("\n".join(lines) + "\n")
+    return lines
+
+
+# ── figures ──────────────────────────────────────────────────────────────────────────────────
+
+
+def test_texts_files_and_saved_runs_give_the_same(
+    capsys: pytest.CaptureFixture[str], here: Path
+) -> None:
+    flags = [*SMALL, "--causal"]
+    (here / "a.txt").write_text("\n".join(TEXTS) + "\n")
+    (here / "a.jsonl").write_text("".join(json.dumps({"body": text}) + "\n" for text in TEXTS))
+    given = document(capsys, *TEXTS, *flags)
+    assert (given["documents"], given["tokens"], given["n_bad"]) == (3, 21, 0)
+    assert given["source"] == "a layer from flags, untrained, seed 0"
+    filed = document(capsys, "--file", "a.txt", *flags)
+    jsoned = document(capsys, "--file", "a.jsonl", "--field", "body", *flags)
+    assert call(["run", *TEXTS, *flags, "-q", "-o", "run.npz"]) == 0
+    saved = document(capsys, "--saved", "run.npz")
+    for other in (filed, jsoned, saved):
+        for name, values in figures(given).items():
+            np.testing.assert_allclose(figures(other)[name], values, atol=1e-10, err_msg=name)
+    assert saved["source"] == load(here / "run.npz").source
+
+
+def test_a_pipe_is_read(here: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "attnviz", "stats", *SMALL, "--json"],
+        input="\n".join(TEXTS).encode() + b"\n\xff\n",
+        capture_output=True,
+        check=False,
+    )
+    assert done.returncode == 3
+    assert json.loads(done.stdout)["documents"] == 3
+    assert done.stderr.decode() == (
+        "skipped: standard input, line 4 is not utf-8: byte 0 is 0xFF\n"
+    )
+
+
+def test_a_model_over_a_corpus(capsys: pytest.CaptureFixture[str], here: Path) -> None:
+    (here / "gold.jsonl").write_text(
+        '{"words": ["the", "cat", "sat"], "pairs": [[0, 1, "det"], [1, 2, "nsubj"]]}\n'
+    )
+    flags = ["--model", str(minilm()), "--max-len", "8", "--gold", "gold.jsonl"]
+    found = document(capsys, *TEXTS, *flags, "--agreement", "2", "--probe", "induction")
+    assert found["layers"] == list(range(6))
+    assert (found["documents"], found["cut"], found["n_heads"]) == (4, 1, 12)
+    head = found["heads"][2]  # looks at the token before, in every text
+    assert (head["class"], head["layer"], head["head"]) == ("previous", 0, 2)
+    assert head["sentence"].startswith("layer 0 head 2: looks at the previous token, 0.")
+    assert found["gold_offsets"][""] == {"offset": 1, "accuracy": 1.0}
+    assert set(found["agreement"]) == {"bits", "order", "linkage"}
+    assert sorted(found["agreement"]["order"]) == list(range(72))
+    assert found["probe"]["first_copy"] is None
+    assert 0 <= head["prefix_matching"] <= 1
+    assert np.shape(found["alpha"]) == (6, 12, 16)
+    assert np.shape(found["offsets"]["shares"]) == (6, 12, len(found["offsets"]["offsets"]))
+
+
+def test_samples_and_limits(capsys: pytest.CaptureFixture[str], here: Path) -> None:
+    lines = corpus(here / "a.txt", 50)
+    first = document(capsys, "--file", "a.txt", "--limit", "5", *SMALL)
+    assert first["tokens"] == sum(len(line.split()) for line in lines[:5])
+    drawn = [
+        document(capsys, "--file", "a.txt", "--sample", "9", "--seed", seed, *SMALL)
+        for seed in ("1", "1", "2")
+    ]
+    assert drawn[0] == drawn[1]
+    assert drawn[0]["tokens"] != drawn[2]["tokens"]
+    assert drawn[0]["documents"] == 9
+
+
+# ── what is written ──────────────────────────────────────────────────────────────────────────
+
+
+def test_files(capsys: pytest.CaptureFixture[str], here: Path) -> None:
+    names = ["h.json", "h.csv", "h.parquet", "h.png", "h.svg", "h.pdf", "h.html"]
+    outputs = [word for name in names for word in ("-o", name)]
+    more = ["--agreement-out", "a.png", "--rollout", "r.npz", "--flow", "f.html"]
+    assert call(["stats", *TEXTS, *SMALL, *outputs, *more]) == 0
+    said = capsys.readouterr()
+    assert said.err == "".join(f"Wrote {name}\n" for name in [*names, "a.png", "r.npz", "f.html"])
+    written = json.loads((here / "h.json").read_text())
+    with (here / "h.csv").open(newline="") as stream:
+        rows = list(csv.DictReader(stream))
+    table = parquet.read_table(here / "h.parquet").to_pylist()
+    for head, row, cells in zip(written["heads"], rows, table, strict=True):
+        assert head["class"] == row["class"] == cells["class"]
+        for name in written["figures"]:
+            assert head[name] == cells[name]
+            assert row[name] == ("" if head[name] is None else repr(head[name]))
+    assert (here / "h.png").read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
+    assert b"<svg" in (here / "h.svg").read_bytes()
+    assert (here / "h.pdf").read_bytes()[:5] == b"%PDF-"
+    assert "</html>" in (here / "h.html").read_text()
+    rolled = load(here / "r.npz")
+    assert rolled.query_tokens == (("The", "cat", "sat", "on", "the", "mat", "."),)
+    np.testing.assert_allclose(rolled.attention.sum(-1), 1)
+    before = {name: (here / name).read_bytes() for name in ("h.png", "h.svg", "h.pdf", "h.json")}
+    assert call(["stats", *TEXTS, *SMALL, *outputs, *more, "--force", "-q"]) == 0
+    assert capsys.readouterr() == ("", "")
+    for name, data in before.items():
+        assert (here / name).read_bytes() == data, name
+
+
+def test_pictures_show_what_was_measured(capsys: pytest.CaptureFixture[str], here: Path) -> None:
+    assert call(["stats", *TEXTS, *SMALL, "--measures", "sinks", "-o", "h.png", "--show"]) == 0
+    out = capsys.readouterr().out
+    assert "sink: α₀" in out
+    assert "entropy" not in out
+    assert "mixed" in out or "sink" in out
+
+
+def test_the_table_is_sorted_and_cut(capsys: pytest.CaptureFixture[str]) -> None:
+    flags = ["--d-model", "16", "--n-heads", "8", "--sort", "keys", "--top", "3"]
+    assert call(["stats", *TEXTS, *flags]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == (
+        "heads of a layer from flags, untrained, seed 0: means over 21 query rows of 3 documents"
+    )
+    column = lines[1].split().index("keys")
+    values = [float(line.split()[column]) for line in lines[3:6]]
+    assert values == sorted(values, reverse=True)
+    assert lines[6] == "5 more heads; --top 0 shows all"
+
+
+def test_hostile_documents_are_text(capsys: pytest.CaptureFixture[str], here: Path) -> None:
+    evil = ["<script>alert(1)</script>", "$(reboot) `x` [/red] [bold]", "\x1b[31mred\x07"]
+    assert (
+        call(["stats", *evil, *SMALL, "-o", "h.html", "-o", "h.json", "--rollout", "r.html"]) == 0
+    )
+    said = capsys.readouterr()
+    assert "\x1b" not in said.out + said.err
+    assert "<script>alert" not in (here / "h.html").read_text()
+    name = here / "<script>[red].txt"
+    name.write_bytes(b"ok\n\xff\n")
+    assert call(["stats", "--file", str(name), *SMALL, "-o", "i.html"]) == 3
+    assert "skipped: <script>[red].txt, line 2 is not utf-8" in capsys.readouterr().err
+    assert "<script>[red]" not in (here / "i.html").read_text()
+
+
+# ── how the work goes ────────────────────────────────────────────────────────────────────────
+
+
+def test_bad_documents(capsys: pytest.CaptureFixture[str], here: Path) -> None:
+    (here / "a.jsonl").write_text('"fine"\n' + "{\n" * 9)
+    assert call(["stats", "--file", "a.jsonl", *SMALL]) == 3
+    err = capsys.readouterr().err.splitlines()
+    assert len(err) == 6
+    assert err[0].startswith("skipped: a.jsonl, line 2 is no JSON: ")
+    assert err[5] == "skipped: 4 more documents"
+    found = document(capsys, "--file", "a.jsonl", *SMALL, code=3)
+    assert (found["documents"], found["n_bad"], len(found["bad"])) == (1, 9, 9)
+    assert found["bad"][0]["document"] == "a.jsonl, line 2"
+    assert call(["stats", "--file", "a.jsonl", *SMALL, "--strict", "-o", "x.csv"]) == 2
+    assert capsys.readouterr().err.startswith("attnviz: a.jsonl, line 2 is no JSON: ")
+    assert not (here / "x.csv").exists()
+
+
+def test_a_stopped_run_goes_on(capsys: pytest.CaptureFixture[str], here: Path) -> None:
+    """Ctrl-C in the middle, then --resume: the figures are those of a run that was not stopped."""
+    corpus(here / "a.txt", 20_000)
+    command = ["--file", "a.txt", *SMALL]
+    whole = document(capsys, *command)
+    resumable = [*command, "--checkpoint", "c.npz"]
+    script = (
+        "import sys, attnviz.measuring.drive as d, attnviz.cli.main as m\n"
+        "plain = d.Keeper.add\n"
+        "def add(self, *rest):\n"
+        "    plain(self, *rest)\n"
+        "    open('begun', 'w').close()\n"
+        "d.Keeper.add = add\n"
+        f"m.main({['stats', *resumable, '--json']!r})\n"
+    )
+    running = subprocess.Popen([sys.executable, "-c", script], stderr=subprocess.PIPE)
+    while not (here / "begun").exists() and running.poll() is None:
+        time.sleep(0.01)
+    running.send_signal(2)
+    _, err = running.communicate()
+    assert running.returncode == 130
+    assert err.decode() == (
+        "what has been measured is in c.npz; --resume goes on\n"
+        "attnviz: stopped; no file was left half written\n"
+    )
+    assert call(["stats", *resumable]) == 2
+    assert capsys.readouterr().err == (
+        "attnviz: c.npz exists; --resume goes on from it, --force begins anew\n"
+    )
+    assert document(capsys, *resumable, "--resume") == whole
+    assert document(capsys, *resumable, "--resume") == whole  # nothing is left to do
+    assert call(["stats", *resumable, "--resume", "--causal"]) == 2
+    assert "c.npz is of other documents, another model or other" in capsys.readouterr().err
+    os.utime(here / "a.txt", (0, 0))
+    assert call(["stats", *resumable, "--resume"]) == 2
+    capsys.readouterr()
+    assert document(capsys, *resumable, "--force") == whole
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_ray_from_the_command_line(capsys: pytest.CaptureFixture[str], here: Path) -> None:
+    corpus(here / "a.txt", 600)
+    one = document(capsys, "--file", "a.txt", *SMALL)
+    path = str((here / "a.txt").resolve())
+    two = document(capsys, "--file", path, *SMALL, "--engine", "ray", "--workers", "2")
+    for name, values in figures(one).items():
+        np.testing.assert_allclose(figures(two)[name], values, atol=1e-10, err_msg=name)
+
+
+MESSAGES = [
+    ([], "there is nothing to measure: give --file FILE, TEXT, --saved FILE or a pipe"),
+    (["--file", "gone*"], "--file gone*: no file has such a name"),
+    (["--file", "empty.txt"], "there are no documents: every line is empty"),
+    (["--file", "bad.jsonl"],
+     "none of 1 documents could be measured: bad.jsonl, line 1 is no JSON: Expecting property name "
+     "enclosed in double quotes: line 1 column 2 (char 1)"),
+    (["a", "--limit", "0"], "--limit is 0; it must be at least 1"),
+    (["a", "--limit", "3", "--sample", "2"],
+     "--limit and --sample both say how many documents; give one of them"),
+    (["a", "--saved", "r.npz"], "--saved and TEXT both say what is measured; give one of them"),
+    (["a", "--field", "b"], "--field is one of --file; TEXT has none"),
+    (["a", "--measures", "where,why"],
+     "--measures why: known are where, sharpness, offsets, sinks, evenness, rank"),
+    (["a", "--probe", "deduction"], "--probe is 'deduction'; it must be one of induction"),
+    (["a", "--sort", "entropi"],
+     "--sort entropi is no figure of heads; near ones are entropy, entropy_first"),
+    (["a", "--measure", "prefix_matching"],
+     "--measure prefix_matching is not measured: it wants --probe induction"),
+    (["a", "--sort", "gold"], "--sort gold is not measured: it wants --gold"),
+    (["a", "--measures", "where", "--sort", "keys"],
+     "--sort keys is not measured: it wants another group in --measures"),
+    (["a", "-o", "x.txt"],
+     "-o x.txt: unknown suffix .txt; known are .json .csv .parquet .html .png .svg .pdf"),
+    (["a", "--agreement-out", "x"],
+     "--agreement-out x: unknown suffix (none); known are .png .svg .pdf"),
+    (["a", "--top", "-1"], "--top is -1; it must be 0 or more"),
+    (["a", "--json", "-q"], "--json prints figures, and --quiet nothing; give one of them"),
+    (["a", "--engine", "dask"], "--engine is 'dask'; it must be one of local, ray"),
+    (["a", "--workers", "2"], "--workers goes with --engine ray"),
+    (["a", "--address", "x:1"], "--address goes with --engine ray"),
+    (["a", "--resume"], "--resume goes on from a checkpoint: name it with --checkpoint FILE"),
+    (["a", "--checkpoint", "c.npz", "--resume"], "--resume: there is no checkpoint c.npz"),
+    (["a", "--checkpoint", "no/c.npz"], "--checkpoint no/c.npz: its folder is not there"),
+    (["a", "--mask", "m.csv"], "--mask FILE fits one batch of texts, and a corpus has many"),
+    (["a", "--no-padding-mask"], "--padding-mask: padding is never looked at in a corpus"),
+    (["a", "--attention", "cross"], "--attention goes with --model"),
+    (["a", "--weights-prefix", "x"], "--weights-prefix goes with --weights FILE"),
+    (["a", "--weights", "w.safetensors", "--embeddings", "e.npy"],
+     "--embeddings are the vectors of one text; a corpus has many"),
+    (["--saved", "r.npz", "--causal"],
+     "--saved has its attention, and a mask makes it; give one of them"),
+    (["--saved", "r.npz", "--model", "m"],
+     "--saved has its attention, and --model makes it; give one of them"),
+    (["--saved", "r.npz", "--d-k", "3"],
+     "--saved has its attention, and --d-k makes it; give one of them"),
+    (["--saved", "gone.npz"], "--saved gone.npz: no such file"),
+    (["--file", "-", "--file", "-"], "standard input, -, can be read once"),
+    (["a", "--encoding", "utf-9"], "--encoding utf-9 is unknown; utf-8, utf-16 or gb18030, say"),
+    (["a b", "--flow", "f.png", "--max-len", "0"], "--max-len is 0; it must be at least 1"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("arguments", "message"), MESSAGES)
+def test_messages(
+    capsys: pytest.CaptureFixture[str], here: Path, arguments: list[str], message: str
+) -> None:
+    (here / "empty.txt").write_text("\n \n")
+    (here / "bad.jsonl").write_text("{\n")
+    assert call(["stats", *arguments, *([] if "--saved" in arguments else SMALL)]) == 2
+    assert capsys.readouterr() == ("", f"attnviz: {message}\n")
+
+
+def test_long_flow_is_refused_before_anything_is_written(
+    capsys: pytest.CaptureFixture[str], here: Path
+) -> None:
+    assert call(["stats", "a " * 70, *SMALL, "--flow", "f.png", "-o", "h.csv"]) == 2
+    assert "--max-len 64" in capsys.readouterr().err
+    assert list(here.iterdir()) == []
+
+
+def test_help_is_light() -> None:
+    script = (
+        "import sys, attnviz.cli.main as m\n"
+        "assert m.call(['stats', '--help']) == 0\n"
+        "assert m.call(['stats', 'a', '--top', '-1']) == 2\n"
+        "heavy = {'torch', 'scipy', 'ray', 'pyarrow', 'transformers', 'matplotlib'}\n"
+        "assert not heavy & set(sys.modules), heavy & set(sys.modules)\n"
+    )
+    subprocess.run([sys.executable, "-c", script], check=True, capture_output=True)
