@@ -215,6 +215,15 @@ def _written(
     numbers = choose_layers(loaded.network, tower, wanted.layers)
     given = _checked(loaded, texts, replace(wanted, pad_side="right"), say)
     longest = given.width + (0 if both else wanted.writing.n_tokens)
+    room = _longest(loaded)
+    if room is not None and longest > room and not both and learns_positions(loaded.network):
+        fits = (
+            f"--generate {room - given.width} fits" if room > given.width else "--max-len cuts it"
+        )
+        raise InputError(
+            f"--generate {wanted.writing.n_tokens} after {given.width:,} tokens: {loaded.source} "
+            f"has learned {room:,} positions; {fits}"
+        )
     rows = wanted.writing.n_tokens + 1 if both else longest
     _require_maps(loaded.network, tower, len(numbers), len(texts), rows, longest)
     done = [write(loaded, tower, ids, numbers, wanted.writing) for ids in given.ids]
@@ -259,12 +268,8 @@ def encoded_texts(
 def _checked(loaded: LoadedModel, texts: Sequence[str], wanted: Wanted, say: Say) -> Encoded:
     """Encoded texts. Raises `InputError` where one has more tokens than positions were learned."""
     encoded = encode(loaded.tokenizer, texts, wanted.max_len, wanted.pad_side, say)
-    known = (
-        getattr(loaded.config, "max_position_embeddings", None),
-        loaded.tokenizer.model_max_length,
-    )
-    longest = min((n for n in known if n is not None and n < 10**9), default=encoded.width)
-    if encoded.width > longest:
+    longest = _longest(loaded)
+    if longest is not None and encoded.width > longest:
         at = int(encoded.lengths.argmax())
         has = f"sequence {at} has {encoded.width:,} tokens"
         if learns_positions(loaded.network):
@@ -274,6 +279,15 @@ def _checked(loaded: LoadedModel, texts: Sequence[str], wanted: Wanted, say: Say
             )
         say(f"{has}, more than the {longest:,} that {loaded.source} was made for")
     return encoded
+
+
+def _longest(loaded: LoadedModel) -> int | None:
+    """How many tokens the model, or its tokenizer, was made for; None where neither says it."""
+    known = (
+        getattr(loaded.config, "max_position_embeddings", None),
+        loaded.tokenizer.model_max_length,
+    )
+    return min((n for n in known if n is not None and n < 10**9), default=None)
 
 
 def learns_positions(network: nn.Module) -> bool:
