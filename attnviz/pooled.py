@@ -106,7 +106,7 @@ class PooledResult:
             "layers": len(self.layers) in (0, layers),
             "column_sums": self.column_sums is None
             or self.column_sums.shape == (layers, batch, heads, keys),
-            **{name: array.shape == of_rows for name, array in self.statistics.items()},
+            **{ROW_PREFIX + n: x.shape == of_rows for n, x in self.statistics.items()},
             **self._kept_fit(of_rows, keys),
         }
         for name, fit in fits.items():

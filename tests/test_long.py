@@ -1,0 +1,231 @@
+"""Long runs: layers pooled as they run, against the same layers with whole maps."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from attnviz import masks
+from attnviz.attention import MultiHeadAttention, untrained
+from attnviz.batch import Batch, make_batch
+from attnviz.config import AttentionConfig
+from attnviz.errors import InputError
+from attnviz.masks import Rule, from_array
+from attnviz.pooled import PooledResult
+from attnviz.result import AttentionResult
+from attnviz.sources.from_config import from_config
+from attnviz.sources.from_weights import Asked, from_weights, open_weights
+from attnviz.sources.long import (
+    Pooler,
+    Pooling,
+    Windows,
+    long_from_config,
+    long_from_weights,
+    require_long_memory,
+)
+from attnviz.sources.saved_layers import save_layers
+from attnviz.sources.weight_files import open_weight_file
+
+SIZES: dict[str, Any] = {"d_model": 24, "n_heads": 6, "n_kv_heads": 2, "d_k": 8, "d_v": 5}
+
+
+def texts(*lengths: int, side: str = "right") -> Batch:
+    words = [tuple(f"w{i % 13}" for i in range(n)) for n in lengths]
+    return make_batch(words, pad_side=side)
+
+
+def rules_of(batch: Batch) -> list[Rule]:
+    return [masks.padding(batch), masks.causal(batch, batch)]
+
+
+def pooled_by_hand(result: AttentionResult, cells: int) -> np.ndarray:
+    """Means of the allowed weights of real queries, in float64."""
+    weights = result.attention.astype(np.float64) * result.query_valid[:, None, :, None]
+    allowed = result.allowed & result.query_valid[:, None, :, None]
+
+    def added(x: np.ndarray) -> np.ndarray:
+        rows = np.add.reduceat(x, range(0, x.shape[-2], cells), axis=-2)
+        return np.asarray(np.add.reduceat(rows, range(0, x.shape[-1], cells), axis=-1))
+
+    return added(weights) / np.maximum(added(allowed.astype(np.int64)), 1)
+
+
+def run(config: AttentionConfig, batch: Batch, keys: Batch | None = None) -> PooledResult:
+    pooler = Pooler(Pooling(13, top=3), 1, lambda done, total: None, None)
+    rules = rules_of(batch) if keys is None else [masks.padding(keys)]
+    done = long_from_config(config, batch, keys, rules, Pooling(13), pooler.each)
+    return pooler.result(batch, batch if keys is None else keys, done.facts)
+
+
+@pytest.mark.parametrize("positions", ["none", "sinusoidal", "rope", "alibi"])
+@pytest.mark.parametrize("side", ["left", "right"])
+def test_a_layer_from_flags(positions: str, side: str) -> None:
+    config = AttentionConfig.from_sizes(**SIZES, positions=positions)
+    batch = texts(61, 47, side=side)
+    whole = from_config(config, batch, rules=rules_of(batch)).result
+    pooled = run(config, batch)
+    assert pooled.cells == (5, 5)
+    np.testing.assert_allclose(pooled.mean, pooled_by_hand(whole, 5), rtol=0, atol=2e-6)
+    assert (pooled.masks, pooled.source) == (whole.masks, whole.source)
+    assert (pooled.config, pooled.trained) == (whole.config, whole.trained)
+    real = whole.query_valid[:, None, :] & np.ones((1, 2, 6, 61), bool)
+    largest = whole.attention.max(-1)
+    np.testing.assert_allclose(pooled.statistics["largest"][real], largest[real], rtol=0, atol=2e-6)
+
+
+def test_cross_attention() -> None:
+    config = AttentionConfig.from_sizes(**SIZES)
+    vocabulary = ("[PAD]", "[SEP]", *(f"w{i}" for i in range(13)))
+    queries = make_batch([tuple(f"w{i % 13}" for i in range(n)) for n in (61, 30)], vocabulary)
+    keys = make_batch([tuple(f"w{i % 7}" for i in range(n)) for n in (40, 43)], vocabulary)
+    whole = from_config(config, queries, keys, [masks.padding(keys)]).result
+    pooled = run(config, queries, keys)
+    assert pooled.is_cross
+    assert pooled.cells == (5, 4)
+    rows = np.add.reduceat(
+        whole.attention.astype(np.float64) * whole.query_valid[:, None, :, None],
+        range(0, 61, 5),
+        axis=-2,
+    )
+    sums = np.add.reduceat(rows, range(0, 43, 4), axis=-1)
+    np.testing.assert_allclose(pooled.mean * np.maximum(pooled.allowed, 1), sums, rtol=0, atol=1e-5)
+
+
+def saved_stack(path: Path) -> Path:
+    layers = [
+        MultiHeadAttention(AttentionConfig.from_sizes(**SIZES, seed=seed)) for seed in (0, 1, 2)
+    ]
+    save_layers(path, layers)
+    return path
+
+
+def test_a_stack_of_layers_each_given_what_the_one_before_made(tmp_path: Path) -> None:
+    weights = open_weights(open_weight_file(saved_stack(tmp_path / "stack.safetensors")))
+    batch = texts(61, 47)
+    from attnviz.sources.run import Inputs
+
+    generator = torch.Generator().manual_seed(3)
+    inputs = Inputs(torch.randn(2, 61, 24, generator=generator))
+    whole = from_weights(weights, batch, rules=rules_of(batch), inputs=inputs)
+    seen: list[tuple[int, int]] = []
+    pooler = Pooler(Pooling(13), 2, lambda *at: seen.append(at), [0, 2])
+    done = long_from_weights(
+        weights, batch, None, rules_of(batch), Pooling(13), pooler.each, inputs
+    )
+    pooled = pooler.result(batch, batch, done.facts)
+    by_hand = pooled_by_hand(whole.result, 5)[[0, 2]]
+    np.testing.assert_allclose(pooled.mean, by_hand, rtol=0, atol=2e-6)
+    assert seen[-1][0] == seen[-1][1]
+    names = [step.name for step in done.steps]
+    assert [name for name in names if "weights" in name or "scores" in name] == []
+    assert names[-1] == "output"
+    assert pooled.source == whole.result.source
+
+
+def test_a_window_of_each_layer(tmp_path: Path) -> None:
+    config = AttentionConfig.from_sizes(**SIZES)
+    batch = texts(61, 47, side="left")
+    whole = from_config(config, batch, rules=rules_of(batch)).result
+    windows = Windows(lambda q, k: (range(5, q - 20), range(3, k - 1)), 1, [(0, 1), (0, 4)])
+    done = long_from_config(config, batch, None, rules_of(batch), Pooling(1, 0), windows.each)
+    part = windows.result(batch, batch, done.facts)
+    rows, columns = slice(14 + 5, 61 - 20), slice(14 + 3, 60)
+    for head in (1, 4):
+        np.testing.assert_allclose(
+            part.attention[0, 0, head], whole.attention[0, 1, head, rows, columns], atol=2e-6
+        )
+        assert np.array_equal(part.allowed[0, 0, head], whole.allowed[0, 1, 0, rows, columns])
+    assert part.config["part"] == [[19, 41], [17, 60]]
+    assert part.query_tokens == (whole.query_tokens[1][rows],)
+
+
+def test_what_was_kept_makes_the_window_again() -> None:
+    config = AttentionConfig.from_sizes(**SIZES, positions="alibi")
+    batch = texts(61)
+    pooling = Pooling(13, keep=True)
+    pooler = Pooler(pooling, 1, lambda done, total: None, None)
+    done = long_from_config(config, batch, None, rules_of(batch), pooling, pooler.each)
+    pooled = pooler.result(batch, batch, done.facts)
+    whole = from_config(config, batch, rules=rules_of(batch)).result
+    part = pooled.part(range(30, 50), range(61), 0, [(0, 5)])
+    np.testing.assert_allclose(
+        part.attention[0, 0, 5], whole.attention[0, 0, 5, 30:50], rtol=0, atol=2e-6
+    )
+
+
+def test_q_and_k_are_lent_to_a_page_where_they_tell_the_weights() -> None:
+    config = AttentionConfig.from_sizes(**SIZES)
+    batch = texts(31)
+    dense = from_array(np.tri(31, dtype=bool), "tri", 1, 6, 31, 31)
+    for rules, kept in (([masks.causal(batch, batch)], True), ([dense], False)):
+        pooling = Pooling(13, lend=True)
+        pooler = Pooler(pooling, 1, lambda done, total: None, None)
+        done = long_from_config(config, batch, None, rules, pooling, pooler.each)
+        assert bool(pooler.result(batch, batch, done.facts).kept) == kept
+
+
+def test_a_mask_that_is_known_cell_by_cell_cannot_be_kept() -> None:
+    config = AttentionConfig.from_sizes(**SIZES)
+    batch = texts(31)
+    dense = from_array(np.tri(31, dtype=bool), "tri", 1, 6, 31, 31)
+    pooling = Pooling(13, keep=True)
+    pooler = Pooler(pooling, 1, lambda done, total: None, None)
+    with pytest.raises(InputError) as caught:
+        long_from_config(config, batch, None, [dense], pooling, pooler.each)
+    assert str(caught.value) == (
+        "--keep q,k: the mask tri would have to be kept as well, whole; draw the part that matters "
+        "now: --rows A:B --cols C:D"
+    )
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        (
+            {"bias_k": torch.zeros(16), "bias_v": torch.zeros(10)},
+            "the layer has keys that are no token's (bias_k, add_zero_attn); its maps are computed "
+            "whole only: give a shorter text, or a larger --memory",
+        ),
+        (
+            {"distances.weight": torch.zeros(32, 6)},
+            "the layer adds a table of distances to its scores (T5); its maps are computed whole "
+            "only: give a shorter text, or a larger --memory",
+        ),
+    ],
+)
+def test_layers_that_are_computed_whole_only(
+    more: dict[str, torch.Tensor], message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = AttentionConfig.from_sizes(**SIZES)
+    layer = MultiHeadAttention(config, {**untrained(config), **more})
+    monkeypatch.setattr("attnviz.sources.long.MultiHeadAttention", lambda _: layer)
+    batch = texts(7)
+    with pytest.raises(InputError) as caught:
+        long_from_config(config, batch, None, [], Pooling(3), lambda *_: None)
+    assert str(caught.value) == message
+
+
+def test_memory_is_asked_for_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("attnviz.machine.free_memory", lambda: 2**20)
+    with pytest.raises(InputError) as caught:
+        require_long_memory(AttentionConfig.from_sizes(), texts(9), texts(9), Pooling(64))
+    assert str(caught.value).startswith("a long run of 1 × 8 heads × 9 queries × 9 keys, pooled to")
+    windows = Windows(lambda q, k: (range(q), range(k)), 0, [(0, 0)])
+    config = AttentionConfig.from_sizes(**SIZES)
+    batch = texts(400)
+    monkeypatch.setattr("attnviz.sources.long.require_long_memory", lambda *_, **__: None)
+    with pytest.raises(InputError) as caught:
+        long_from_config(config, batch, None, [], Pooling(1), windows.each)
+    assert str(caught.value) == (
+        "a window of 400 × 400 weights of each head needs 11.9 MiB of memory and 1 MiB are free; "
+        "give fewer rows or columns, or pool the whole: --pool 1024"
+    )
+
+
+def test_the_bytes_asked_for_hold_what_is_made() -> None:
+    assert Pooling(100, top=2).bytes_of_maps(3, 1000) == 8 * 10**4 * 4 + 3000 * (32 + 24)
+    assert Asked().n_heads is None
