@@ -18,7 +18,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as npst
 
-from attnviz.render import page
+from attnviz.render import one_file, page, pooled_page
 from attnviz.result import AttentionResult
 from attnviz.stats import MEASURES, measure
 from attnviz.trace import Step
@@ -434,7 +434,7 @@ def test_nothing_is_loaded_from_elsewhere(tmp_path: Path) -> None:
 
 
 def test_joined_modules_keep_their_names_apart() -> None:
-    joined = page.join_modules(
+    joined = one_file.join_modules(
         [
             (
                 "one",
@@ -454,20 +454,32 @@ def test_joined_modules_keep_their_names_apart() -> None:
     )
 
 
-@pytest.mark.parametrize("name", page.MODULES)
-def test_a_module_follows_the_rule_that_joins_it(name: str) -> None:
-    source = page.page_file(f"{name}.js")
+PAGES = (page.PAGE, pooled_page.PAGE)
+
+
+@pytest.mark.parametrize(
+    ("modules", "name"), [(kind.modules, name) for kind in PAGES for name in kind.modules]
+)
+def test_a_module_follows_the_rule_that_joins_it(modules: tuple[str, ...], name: str) -> None:
+    source = one_file.page_file(f"{name}.js")
     imported = re.findall(r'^import \* as (\w+) from "\./\1\.js";$', source, flags=re.M)
     assert len(imported) == len(re.findall(r"^import|\bimport\(", source, flags=re.M))
-    assert all(page.MODULES.index(other) < page.MODULES.index(name) for other in imported)
+    assert all(modules.index(other) < modules.index(name) for other in imported)
     exports = re.findall(r"^export .*$", source, flags=re.M)
     assert all(re.match(r"export (async )?(function|const) \w+", line) for line in exports)
     assert len(source.splitlines()) < 360
 
 
-@pytest.mark.parametrize("name", [f"{m}.js" for m in page.MODULES] + ["page.css", "page.html"])
+FILES = {"page.html"} | {
+    name
+    for kind in PAGES
+    for name in (*(f"{m}.js" for m in kind.modules), *kind.styles, kind.choices, kind.keys)
+}
+
+
+@pytest.mark.parametrize("name", sorted(FILES))
 def test_a_page_file_makes_no_markup_of_data(name: str) -> None:
-    source = page.page_file(name)
+    source = one_file.page_file(name)
     for way in ("innerHTML", "outerHTML", "insertAdjacentHTML", "document.write", "eval(", "</scr"):
         assert way not in source or (name == "page.html" and way == "</scr")
     assert "\r" not in source
@@ -475,5 +487,4 @@ def test_a_page_file_makes_no_markup_of_data(name: str) -> None:
 
 def test_every_page_file_is_in_use() -> None:
     folder = Path(page.__file__).parent / "page_files"
-    known = {f"{name}.js" for name in page.MODULES} | {"page.html", "page.css"}
-    assert {path.name for path in folder.iterdir()} == known
+    assert {path.name for path in folder.iterdir()} == FILES

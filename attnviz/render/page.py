@@ -1,10 +1,6 @@
 """One interactive page: a single HTML file that needs no network, no server and no other file.
 
-The page's parts are plain files in `page_files/`: one HTML template, one style sheet, and small ES
-modules. A page that is opened from disk cannot import modules that lie beside it, so they are
-joined when the page is written, by one rule (`join_modules`). Nothing else is built.
-
-Numbers go into the file as follows.
+How the page's parts become one file is told in `one_file`. Numbers go into the file as follows.
 
 - Each head's weights are whole numbers, compressed with zlib and written in base64, a line for a
   head, in the order sequence, head. 0 is exactly 0; 1 … n + 1 mean `low + (number - 1) · step`,
@@ -17,17 +13,9 @@ Numbers go into the file as follows.
 
 from __future__ import annotations
 
-import json
-import platform
-import re
-import sys
-import zlib
-from base64 import b64encode
 from bisect import bisect_left
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from hashlib import sha256
-from importlib import metadata, resources
 from math import isfinite
 from pathlib import Path
 from typing import Any
@@ -35,6 +23,15 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from attnviz.render.one_file import (
+    LARGE_PAGE,
+    Kind,
+    all_heads,
+    assemble,
+    chosen_values,
+    packed,
+    run_facts,
+)
 from attnviz.result import AttentionResult
 from attnviz.stats import MEASURES, measure
 from attnviz.trace import Step
@@ -54,9 +51,24 @@ MODULES = (
     "text",
     "trace",
     "download",
+    "shell",
     "main",
 )
 """The page's modules; each imports only those before it."""
+
+PAGE = Kind(
+    MODULES,
+    ("page.css",),
+    (
+        ("matrix", "Matrix"),
+        ("head", "Head"),
+        ("lines", "Lines"),
+        ("text", "Text"),
+        ("trace", "Trace"),
+    ),
+    "choices.html",
+    "keys.html",
+)
 
 FINEST, SHARPEST = 2**16 - 3, 2**8 - 3
 """Steps between a head's smallest and largest weight: as many as two bytes hold, and one."""
@@ -67,9 +79,6 @@ FINE_CELLS = 2**18
 WEIGHTS_BUDGET = 9_500_000
 """Characters of weights in one file, so that 144 heads of 512 tokens stay below 10 MB. Where they
 would be more, steps are made coarser, and the page says how coarse."""
-
-LARGE_PAGE = 30_000_000
-"""Bytes from which on a browser is felt to wait."""
 
 Codes = npt.NDArray[np.uint8] | npt.NDArray[np.uint16]
 
@@ -89,24 +98,14 @@ def write_page(
     the trace of the run, `command` the line that made it; both are shown as they are. The same
     input gives the same bytes.
     """
-    chosen = list(heads) if heads is not None else _all_heads(result)
+    chosen = list(heads) if heads is not None else all_heads(result)
     rows = list(sequences) if sequences is not None else list(range(result.batch_size))
     steps_per_head = _levels(result, rows, chosen)
     weights = [_encode(_weights(result, s, h), steps_per_head) for s in rows for h in chosen]
     masks, mask_of = _masks(result, rows, chosen)
     error = max((w.error for w in weights), default=0.0)
     document = {
-        "source": result.source,
-        "trained": result.trained,
-        "masks": list(result.masks),
-        "config": [[str(key), _shown(value)] for key, value in result.config.items()],
-        "command": command,
-        "versions": _versions(),
-        "heads": [[result.layer_numbers[layer], head] for layer, head in chosen],
-        "namesLayers": result.names_layers,
-        "layers": result.n_layers,
-        "headsPerLayer": result.n_heads,
-        "cross": result.is_cross,
+        **run_facts(result, chosen, steps, command),
         "queries": result.attention.shape[3],
         "keys": result.attention.shape[4],
         "measures": MEASURES,
@@ -117,9 +116,9 @@ def write_page(
         "error": error,
         "levels": steps_per_head + 1,
         "wide": steps_per_head > SHARPEST,
-        "steps": [_step(step) for step in steps],
     }
-    page = _assemble(document, [w.line for w in weights], masks)
+    data = {"weights": "\n".join(w.line for w in weights), "masks": "\n".join(masks)}
+    page = assemble(PAGE, document, data)
     path.write_bytes(page)
     notices = []
     if steps_per_head < SHARPEST:
@@ -189,7 +188,7 @@ def _encode(weights: npt.NDArray[Any], steps: int) -> EncodedHead:
 def _packed(data: Codes) -> str:
     """Little-endian bytes, compressed, in base64."""
     little = data.astype(data.dtype.newbyteorder("<"), copy=False)
-    return b64encode(zlib.compress(little.tobytes(), 6)).decode("ascii")
+    return packed(little.tobytes())
 
 
 def _levels(result: AttentionResult, rows: Sequence[int], heads: Sequence[tuple[int, int]]) -> int:
@@ -224,10 +223,6 @@ def _some_rows(weights: npt.NDArray[Any]) -> npt.NDArray[Any]:
 
 def _weights(result: AttentionResult, sequence: int, head: tuple[int, int]) -> npt.NDArray[Any]:
     return np.asarray(result.attention[head[0], sequence, head[1]])
-
-
-def _all_heads(result: AttentionResult) -> list[tuple[int, int]]:
-    return [(layer, head) for layer in range(result.n_layers) for head in range(result.n_heads)]
 
 
 # ── masks as bits ────────────────────────────────────────────────────────────────────────────
@@ -277,10 +272,7 @@ def _sequence(
         "low": [w.low for w in own],
         "step": [w.step for w in own],
         "largest": [_largest(result, s, head) for head in heads],
-        "measures": {
-            name: [_number(values[layer, head]) for layer, head in heads]
-            for name, values in measures.items()
-        },
+        "measures": chosen_values(measures, heads),
     }
 
 
@@ -300,105 +292,3 @@ def _real(valid: npt.NDArray[np.bool_]) -> list[int]:
     """The real tokens stand together: [first, one past the last]."""
     places = np.flatnonzero(valid)
     return [int(places[0]), int(places[-1]) + 1] if len(places) else [0, 0]
-
-
-def _step(step: Step) -> dict[str, Any]:
-    return {
-        "name": step.name,
-        "stage": step.stage,
-        "words": step.words,
-        "axes": list(step.axes),
-        "shape": list(step.shape),
-        "dtype": step.dtype,
-        "isView": step.is_view,
-        "isContiguous": step.is_contiguous,
-        "nbytes": step.nbytes,
-        "parameters": [[name, list(axes), list(shape)] for name, axes, shape in step.parameters],
-        "matmulFlops": step.matmul_flops,
-        "elementwiseFlops": step.elementwise_flops,
-        "source": step.source,
-    }
-
-
-def _number(value: float) -> float | None:
-    return float(value) if isfinite(value) else None
-
-
-def _shown(value: object) -> str:
-    return value if isinstance(value, str) else json.dumps(value, default=str)
-
-
-def _versions() -> list[list[str]]:
-    """What drew the page. torch is asked for its version without being imported."""
-    from attnviz import __version__
-
-    return [
-        ["attnviz", __version__],
-        ["Python", platform.python_version()],
-        ["NumPy", np.__version__],
-        ["PyTorch", metadata.version("torch")],
-        ["zlib", zlib.ZLIB_RUNTIME_VERSION],
-        ["system", sys.platform],
-    ]
-
-
-# ── one file ─────────────────────────────────────────────────────────────────────────────────
-
-
-def join_modules(sources: Sequence[tuple[str, str]]) -> str:
-    """Turn `(name, source)` modules, in order, into one script.
-
-    The rule: `import * as NAME from "./NAME.js";` lines go, the word `export` goes, and the module
-    becomes `const NAME = (() => { …; return { what it exported }; })();`. So a name that a module
-    does not export stays its own, and `NAME.thing` means the same before and after.
-    """
-    return "\n".join(_module(name, source) for name, source in sources)
-
-
-def _module(name: str, source: str) -> str:
-    body = re.sub(r'^import \* as (\w+) from "\./\1\.js";\n', "", source, flags=re.M)
-    exported = re.findall(r"^export (?:async )?(?:function|const) (\w+)", body, flags=re.M)
-    body = re.sub(r"^export ", "", body, flags=re.M)
-    return (
-        f"// ── {name}.js ──\nconst {name} = (() => {{\n{body}"
-        f"return {{ {', '.join(exported)} }};\n}})();\n"
-    )
-
-
-def page_file(name: str) -> str:
-    """One of the page's own files, as text."""
-    return (resources.files("attnviz.render") / "page_files" / name).read_text(encoding="utf-8")
-
-
-def as_json(document: object) -> str:
-    """JSON that can stand inside a script element: no `<`, `>` or `&` is written as itself."""
-    text = json.dumps(document, separators=(",", ":"), allow_nan=False)
-    return text.replace("&", "\\u0026").replace("<", "\\u003c").replace(">", "\\u003e")
-
-
-def _assemble(document: object, weights: Sequence[str], masks: Sequence[str]) -> bytes:
-    style = page_file("page.css")
-    script = join_modules([(name, page_file(f"{name}.js")) for name in MODULES])
-    parts = {
-        "policy": (
-            f"default-src 'none'; script-src '{_hash(script)}'; style-src '{_hash(style)}'; "
-            "img-src data: blob:; base-uri 'none'; form-action 'none'"
-        ),
-        "style": style,
-        "script": script,
-        "run": as_json(document),
-        "weights": "\n".join(weights),
-        "masks": "\n".join(masks),
-    }
-    return "".join(_filled(page_file("page.html"), parts)).encode("utf-8")
-
-
-def _filled(template: str, parts: dict[str, str]) -> Iterator[str]:
-    """Put the parts in the places of `{{name}}`; what a part holds is not looked at again."""
-    for i, piece in enumerate(re.split(r"\{\{(\w+)\}\}", template)):
-        yield parts[piece] if i % 2 else piece
-
-
-def _hash(source: str) -> str:
-    """The name by which the policy lets one inline part run: of the text between its tags."""
-    return f"sha256-{b64encode(sha256(source.encode('utf-8')).digest()).decode('ascii')}"

@@ -98,7 +98,7 @@ function preview() {
 }
 
 // Each measure as a line with a dot for every head, this one's marked.
-function measureStrips() {
+export function measureStrips() {
   const title = el("h2", {});
   const rows = Object.keys(facts.measures).map((name) => {
     const value = el("span", { class: "value" });

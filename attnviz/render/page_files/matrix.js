@@ -8,7 +8,8 @@ const { facts } = run;
 const { el } = parts;
 const AT_ONCE = 12; // heads that are opened together
 
-export function view(onOpen, onLook) {
+// `open(sequence, head)` gives what `fill(canvas, opened, width)` draws as a thumbnail.
+export function view(onOpen, onLook, open, fill) {
   const grid = el("div", { class: "tiles", role: "group", "aria-label": "Heads" });
   const count = el("p", { class: "count", role: "status" });
   const measure = el("select", { id: "measure" },
@@ -105,10 +106,9 @@ export function view(onOpen, onLook) {
     const width = (kept.length && tiles[kept[0]].canvas.clientWidth || 64) * devicePixelRatio;
     for (let from = 0; from < kept.length; from += from ? AT_ONCE : 1) { // the first one alone: it is seen soonest
       const some = kept.slice(from, from ? from + AT_ONCE : 1);
-      for (const head of await Promise.all(some.map((i) => run.head(sequence, i)))) {
-        if (own !== turn) return;
-        parts.fillCanvas(tiles[head.index].canvas, head, width);
-      }
+      const opened = await Promise.all(some.map((i) => open(sequence, i)));
+      if (own !== turn) return;
+      some.forEach((i, n) => fill(tiles[i].canvas, opened[n], width));
       if (!from) performance.mark("attnviz:first-head");
     }
     performance.mark("attnviz:all-heads");

@@ -40,6 +40,7 @@ export function measureText(value) {
   if (value === null) return "–";
   const size = Math.abs(value);
   if (size >= 100) return value.toFixed(0);
+  if (size > 0 && size < 0.005) return value.toExponential(0).replace("e-", "e−");
   return value.toFixed(size >= 10 ? 1 : 2);
 }
 

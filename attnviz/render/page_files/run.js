@@ -1,8 +1,13 @@
 // The run inside the page: its facts as JSON, its weights as compressed bytes that are opened when needed.
 
 export const facts = JSON.parse(document.getElementById("run").textContent);
-const weightLines = document.getElementById("weights").textContent.trim().split("\n");
-const maskLines = document.getElementById("masks").textContent.trim().split("\n");
+const weightLines = lines("weights");
+const maskLines = lines("masks");
+
+// The lines of one of the page's data elements; a page of a long text has other ones.
+function lines(id) {
+  return document.getElementById(id)?.textContent.trim().split("\n") ?? [];
+}
 
 const KEPT_CELLS = 2 ** 28; // opened heads that stay in memory, in bytes
 const NOT_A_NUMBER = facts.wide ? 65535 : 255;
@@ -13,7 +18,7 @@ function numbers(bytes) {
   return Uint16Array.from({ length: bytes.length / 2 }, (_, i) => bytes[2 * i] | (bytes[2 * i + 1] << 8));
 }
 
-async function unpack(base64) {
+export async function unpack(base64) {
   const text = atob(base64);
   const packed = new Uint8Array(text.length);
   for (let i = 0; i < text.length; i++) packed[i] = text.charCodeAt(i);

@@ -59,7 +59,7 @@ const painters = {
     context.fillRect(item.x, item.y, item.w, item.h);
   },
   image(context, item) {
-    context.imageSmoothingEnabled = false;
+    context.imageSmoothingEnabled = item.smooth ?? false;
     const { sx = 0, sy = 0, sw = item.canvas.width, sh = item.canvas.height } = item;
     context.drawImage(item.canvas, sx, sy, sw, sh, item.x, item.y, item.w, item.h);
   },
@@ -70,6 +70,20 @@ const painters = {
     context.strokeStyle = item.stroke;
     context.lineWidth = item.width ?? 1;
     context.stroke();
+  },
+  // Boxes [x, y, width, height] with one stroke: there may be very many.
+  frames(context, { boxes, stroke }) {
+    context.beginPath();
+    for (const frame of boxes) context.rect(...frame);
+    context.strokeStyle = stroke;
+    context.lineWidth = 1;
+    context.stroke();
+  },
+  area(context, { points, fill }) {
+    context.beginPath();
+    for (const [x, y] of points) context.lineTo(x, y);
+    context.fillStyle = fill;
+    context.fill();
   },
   curve(context, item) {
     const middle = (item.x0 + item.x1) / 2;
@@ -152,6 +166,10 @@ const writers = {
   line: ({ x0, y0, x1, y1, stroke, width }) => element("line", {
     x1: x0, y1: y0, x2: x1, y2: y1, stroke, "stroke-width": width ?? 1,
   }),
+  frames: ({ boxes, stroke }) => element("path", {
+    d: boxes.map(([x, y, w, h]) => `M${tenths(x)} ${tenths(y)}h${tenths(w)}v${tenths(h)}h${-tenths(w)}z`).join(""), fill: "none", stroke,
+  }),
+  area: ({ points, fill }) => element("path", { d: `M${points.map((point) => point.map(tenths).join(" ")).join("L")}z`, fill }),
   curve: ({ x0, y0, x1, y1, stroke, width, alpha }) => {
     const [a, b, c, d, m] = [x0, y0, x1, y1, (x0 + x1) / 2].map(tenths);
     return element("path", {
@@ -200,6 +218,8 @@ export function moved(items, dx, dy) {
     const copy = { ...item };
     for (const name of ["x", "x0", "x1"]) if (name in copy) copy[name] += dx;
     for (const name of ["y", "y0", "y1"]) if (name in copy) copy[name] += dy;
+    if (copy.points) copy.points = copy.points.map(([x, y]) => [x + dx, y + dy]);
+    if (copy.boxes) copy.boxes = copy.boxes.map(([x, y, w, h]) => [x + dx, y + dy, w, h]);
     if (copy.about) copy.about = [copy.about[0] + dx, copy.about[1] + dy];
     return copy;
   });

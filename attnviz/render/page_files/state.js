@@ -2,28 +2,34 @@
 
 import * as run from "./run.js";
 
-export const VIEWS = ["matrix", "head", "lines", "text", "trace"];
-const SCALES = ["all", "head", "query"];
-const CURVES = ["linear", "root"];
-const SORTS = ["place", "up", "down"];
-const SIDES = ["looks", "seen"];
+const optionsOf = (id) => Array.from(document.querySelectorAll(`#${id} option`), (option) => option.value);
+
+export const VIEWS = Array.from(document.querySelectorAll('#tabs [role="tab"]'), (tab) => tab.id.slice(4));
+
+// What is chosen from lists, of which a page has some; the first of each is what it starts with.
+const CHOICES = {
+  scale: optionsOf("scale"),
+  curve: optionsOf("curve"),
+  pixel: optionsOf("pixel"),
+  statistic: optionsOf("statistic"),
+  sort: ["place", "up", "down"],
+  measure: Object.keys(run.facts.measures),
+  side: ["looks", "seen"],
+};
 
 export const state = {
-  view: run.facts.heads.length > 1 ? "matrix" : "head",
+  view: run.facts.heads.length > 1 ? VIEWS[0] : VIEWS[1],
   sequence: 0,
   head: 0,
   query: 0,
   key: 0,
   pinned: false,
-  scale: "all",
-  curve: "linear",
-  measure: Object.keys(run.facts.measures)[0],
-  sort: "place",
+  ...Object.fromEntries(Object.entries(CHOICES).map(([name, [first]]) => [name, first])),
   low: 0, // the filter, in percent of the measure's range
   high: 100,
-  side: "looks",
   threshold: 10, // percent of the largest weight
   chosen: null, // heads drawn as lines; null: a choice of ours
+  place: "", // what part of a long map is seen: its key and query in the corner, and the zoom in percent
 };
 
 const listeners = [];
@@ -59,14 +65,11 @@ function write() {
   const parts = { view: state.view, sequence: run.facts.sequences[state.sequence].index, layer, head: number };
   Object.assign(parts, { query: state.query, key: state.key });
   if (state.pinned) parts.pinned = 1;
-  if (state.scale !== "all") parts.scale = state.scale;
-  if (state.curve !== "linear") parts.curve = state.curve;
-  if (state.sort !== "place") parts.sort = state.sort;
-  if (state.measure !== Object.keys(run.facts.measures)[0]) parts.measure = state.measure;
+  for (const [name, [first]] of Object.entries(CHOICES)) if (state[name] !== first) parts[name] = state[name];
   if (state.low > 0) parts.low = state.low;
   if (state.high < 100) parts.high = state.high;
-  if (state.side !== "looks") parts.side = state.side;
   if (state.threshold !== 10) parts.threshold = state.threshold;
+  if (state.place) parts.place = state.place;
   if (state.chosen) parts.heads = state.chosen.join(".");
   written = `#${new URLSearchParams(parts)}`;
   history.replaceState(null, "", written);
@@ -96,14 +99,11 @@ export function read() {
   changes.query = whole(given.get("query"), facts.queries, state.query);
   changes.key = whole(given.get("key"), facts.keys, state.key);
   changes.pinned = given.get("pinned") === "1";
-  changes.scale = oneOf(given.get("scale"), SCALES, state.scale);
-  changes.curve = oneOf(given.get("curve"), CURVES, state.curve);
-  changes.sort = oneOf(given.get("sort"), SORTS, state.sort);
-  changes.measure = oneOf(given.get("measure"), Object.keys(facts.measures), state.measure);
+  for (const [name, known] of Object.entries(CHOICES)) changes[name] = oneOf(given.get(name), known, state[name]);
   changes.low = whole(given.get("low"), 101, state.low);
   changes.high = whole(given.get("high"), 101, state.high);
-  changes.side = oneOf(given.get("side"), SIDES, state.side);
   changes.threshold = whole(given.get("threshold"), 101, state.threshold);
+  if (/^\d{1,7}\.\d{1,7}\.\d{1,7}$/.test(given.get("place"))) changes.place = given.get("place");
   const chosen = (given.get("heads") ?? "").split(".").map((text) => whole(text, facts.headsPerLayer, -1));
   if (given.get("heads") && !chosen.includes(-1)) changes.chosen = chosen;
   Object.assign(state, changes);
