@@ -1,0 +1,228 @@
+"""Pretrained models on long texts: what passes by is what their own plain arithmetic attends to."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import transformers
+from torch import nn
+
+from attnviz.errors import InputError
+from attnviz.sources import model_blocks
+from attnviz.sources.capturing import capture
+from attnviz.sources.encoding import Encoded
+from attnviz.sources.from_pretrained import Wanted
+from attnviz.sources.long import Pooler, Pooling
+from attnviz.sources.model_blocks import in_blocks, run_model_long
+from attnviz.streaming import LongAttention, window
+
+SMALL: dict[str, Any] = {
+    "vocab_size": 37,
+    "hidden_size": 24,
+    "intermediate_size": 31,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "max_position_embeddings": 97,
+}
+GROUPED = {"num_key_value_heads": 2, "head_dim": 6}
+
+FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
+    "llama": ("Llama", GROUPED),
+    "mistral": ("Mistral", {**GROUPED, "sliding_window": 7}),
+    "gemma2": (
+        "Gemma2",
+        {**GROUPED, "sliding_window": 5, "attn_logit_softcapping": 2.0, "query_pre_attn_scalar": 6},
+    ),
+    "gpt_oss": (
+        "GptOss",
+        {
+            **GROUPED,
+            "sliding_window": 6,
+            "num_local_experts": 2,
+            "num_experts_per_tok": 1,
+            "hidden_size": 32,  # its experts' kernel wants multiples of 16 bytes
+            "intermediate_size": 32,
+        },
+    ),
+    "bert": ("Bert", {}),
+    "modernbert": ("ModernBert", {"local_attention": 6, "pad_token_id": 0}),
+}
+
+
+def network(family: str) -> nn.Module:
+    name, more = FAMILIES[family]
+    torch.manual_seed(0)
+    config = getattr(transformers, f"{name}Config")(**{**SMALL, **more})
+    model: nn.Module = getattr(transformers, f"{name}Model")(config).eval()
+    for parameter in model.parameters():  # fresh weights are near 0, and maps near uniform
+        if parameter.ndim > 1:
+            parameter.data.normal_(0, 0.25)
+    return model
+
+
+def inputs(side: str | None) -> dict[str, torch.Tensor]:
+    """Two texts of 41 tokens, the second of 29 where there is padding on a `side`."""
+    ids = torch.randint(3, 37, (2, 41), generator=torch.Generator().manual_seed(1))
+    mask = torch.ones(2, 41, dtype=torch.long)
+    if side is not None:
+        mask[1, slice(29, None) if side == "right" else slice(12)] = 0
+    return {"input_ids": ids, "attention_mask": mask}
+
+
+@pytest.mark.parametrize("side", [None, "right", "left"])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_weights_and_outputs_are_the_model_s_own(family: str, side: str | None) -> None:
+    model, given = network(family), inputs(side)
+    real = given["attention_mask"].bool()
+    with torch.no_grad(), capture(model) as captured:
+        expect = model(**given).last_hidden_state
+    calls = captured.of()
+    implementation = model.config._attn_implementation
+    seen: dict[int, LongAttention] = {}
+    with torch.no_grad(), in_blocks(model, captured.towers[0], seen.__setitem__, [0, 2]):
+        found = model(**given).last_hidden_state
+    assert model.config._attn_implementation == implementation
+    assert sorted(seen) == [0, 2]
+    torch.testing.assert_close(found[real], expect[real], rtol=1e-3, atol=1e-3)
+    for layer, attention in seen.items():
+        for b, h in ((0, 1), (1, 3)):
+            weights = window(attention, range(41), range(41), b, h)
+            torch.testing.assert_close(
+                weights[real[b]], calls[layer].weights[b, h][real[b]], rtol=1e-3, atol=1e-4
+            )
+
+
+def encoded(model: nn.Module, length: int) -> Encoded:
+    ids = tuple(range(3, 3 + 30)) * 4
+    raw = tuple(f"t{n}" for n in ids[:length])
+    return Encoded(
+        ("text",),
+        (ids[:length],),
+        (raw,),
+        (((0, 0),) * length,),
+        ((False,) * length,),
+        ((0,) * length,),
+        0,
+        "right",
+    )
+
+
+def loaded(model: nn.Module, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """As `load_model` would give it, but for a tokenizer."""
+    made = encoded(model, 67)
+    monkeypatch.setattr(model_blocks, "encoded_texts", lambda *_: (made, None))
+    monkeypatch.setattr(model_blocks, "tokens_of", lambda *_: made.raw)
+    return SimpleNamespace(
+        source="a tiny model",
+        name="tiny",
+        network=model,
+        config=model.config,
+        tokenizer=SimpleNamespace(model_input_names=("input_ids", "attention_mask")),
+        device=torch.device("cpu"),
+    )
+
+
+def test_a_run_is_pooled_layer_by_layer(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = network("mistral")
+    pooler = Pooler(Pooling(7, keep=True), 2, lambda done, total: None, None)
+    run, queries, keys = run_model_long(
+        loaded(model, monkeypatch),
+        ["text"],
+        None,
+        Wanted(layers=[0, 2]),
+        Pooling(7, keep=True),
+        pooler.each,
+        lambda _: None,
+    )
+    assert keys is None
+    pooled = pooler.result(queries, queries, run.facts)
+    assert (pooled.layers, pooled.masks[0], pooled.cells) == ((0, 2), "window 7", (10, 10))
+    assert pooled.config == {
+        "model": "tiny",
+        "model_type": "mistral",
+        "attention": "decoder",
+        "dtype": "float32",
+    }
+    with torch.no_grad(), capture(model) as captured:
+        model(input_ids=torch.tensor(encoded(model, 67).ids))
+    for i, call in enumerate((captured.of()[0], captured.of()[2])):
+        part = pooled.part(range(67), range(67), 0, [(i, h) for h in range(4)])
+        np.testing.assert_allclose(part.attention[0, 0], call.weights[0], atol=1e-4)
+
+
+def test_what_differs_from_the_model_s_own_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = network("llama")
+    right = model_blocks._attention
+
+    def wrong(*given: Any) -> LongAttention:
+        attention = right(*given)
+        return LongAttention(attention.q, attention.k, attention.rules, scale=9.0)
+
+    monkeypatch.setattr(model_blocks, "_attention", wrong)
+    with pytest.raises(InputError) as caught:
+        run_model_long(
+            loaded(model, monkeypatch),
+            ["text"],
+            None,
+            Wanted(),
+            Pooling(7),
+            lambda *_: None,
+            lambda _: None,
+        )
+    assert str(caught.value).startswith(
+        "a tiny model does more than q · k and mask: block by block, its layer 2 would differ by "
+    )
+
+
+def test_a_model_that_computes_by_lines_of_its_own_is_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    config = transformers.BloomConfig(vocab_size=37, hidden_size=24, n_layer=1, n_head=4)
+    model = transformers.BloomModel(config).eval()
+    with pytest.raises(InputError) as caught:
+        run_model_long(
+            loaded(model, monkeypatch),
+            ["text"],
+            None,
+            Wanted(),
+            Pooling(7),
+            lambda *_: None,
+            lambda _: None,
+        )
+    assert str(caught.value) == (
+        "a tiny model computes its attention in BloomAttention by lines of its own; its maps are "
+        "computed whole only: cut the text with --max-len"
+    )
+
+
+@pytest.mark.parametrize(
+    ("mask", "more", "message"),
+    [
+        (
+            torch.ones(1, 1, 3, 3),
+            {},
+            "the model makes a mask of its own; its maps are computed whole only",
+        ),
+        (
+            None,
+            {"position_bias": torch.zeros(1)},
+            "the model adds a table to its scores; its maps are computed whole only",
+        ),
+        (
+            torch.tensor([[1, 0, 1]]),
+            {},
+            "padding stands inside of the text; its maps are computed whole only",
+        ),
+    ],
+)
+def test_arguments_that_blocks_cannot_follow(
+    mask: torch.Tensor | None, more: dict[str, Any], message: str
+) -> None:
+    q = torch.zeros(1, 2, 3, 4)
+    with pytest.raises(InputError) as caught:
+        model_blocks._attention(nn.Identity(), q, q, mask, more)
+    assert str(caught.value) == message
