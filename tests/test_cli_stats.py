@@ -86,7 +86,7 @@ def test_a_model_over_a_corpus(capsys: pytest.CaptureFixture[str], here: Path) -
     flags = ["--model", str(minilm()), "--max-len", "8", "--gold", "gold.jsonl"]
     found = document(capsys, *TEXTS, *flags, "--agreement", "2", "--probe", "induction")
     assert found["layers"] == list(range(6))
-    assert (found["documents"], found["cut"], found["n_heads"]) == (4, 1, 12)
+    assert (found["documents"], found["cut"], found["n_heads"]) == (4, 2, 12)
     head = found["heads"][2]  # looks at the token before, in every text
     assert (head["class"], head["layer"], head["head"]) == ("previous", 0, 2)
     assert head["sentence"].startswith("layer 0 head 2: looks at the previous token, 0.")

@@ -1,0 +1,244 @@
+"""The report of heads: sentences, tables, the page, pictures."""
+
+from __future__ import annotations
+
+import io
+import json
+import re
+from pathlib import Path
+from typing import IO
+
+import numpy as np
+import pytest
+from rich.console import Console
+
+from attnviz.render.console import make_console
+from attnviz.render.heads_files import report_as_json, rows_of, write_csv
+from attnviz.render.heads_page import write_page
+from attnviz.render.heads_picture import draw_agreement, draw_matrix
+from attnviz.render.heads_report import (
+    HeadReport,
+    notable,
+    print_matrix,
+    print_report,
+    sentence,
+    summary,
+)
+from attnviz.render.look import Look
+from attnviz.stats.glossary import GLOSSARY
+from attnviz.stats.kinds import THRESHOLDS
+
+PLAIN = {"self": 0.1, "previous": 0.2, "next": 0.05, "first": 0.2, "separator": 0.1,
+         "same_token": 0.1, "entropy": 2.5, "largest": 0.4, "distance": 120.0, "sink": 0.1,
+         "fixed": 0.2, "band": 0.3, "segment": 0.5, "segment_evenly": 0.5, "at_offset": 0.3,
+         "offset": 4.0, "keys": 5.0}  # fmt: skip
+
+HEADS: dict[tuple[int, int], dict[str, float]] = {
+    (0, 0): {"at_offset": 0.95, "offset": -1.0, "previous": 0.91},
+    (0, 1): {"at_offset": 0.92, "offset": -3.0},
+    (0, 2): {"separator": 0.62},
+    (1, 0): {"sink": 0.7},
+    (1, 1): {"same_token": 0.55},
+    (1, 2): {"prefix_matching": 0.93},
+    (2, 0): {"segment": 0.9},
+    (2, 1): {"largest": 0.05, "keys": 93.4},
+    (2, 2): {"at_offset": 1.0, "offset": 1.0, "next": 0.8},
+    (3, 0): {"at_offset": 0.9, "offset": 0.0, "self": 0.77},
+    (3, 1): dict.fromkeys(PLAIN, np.nan),
+    (3, 2): {},
+}
+
+
+def report(**more: object) -> HeadReport:
+    names = [*PLAIN, "prefix_matching"]
+    figures = {name: np.full((4, 3), PLAIN.get(name, 0.0)) for name in names}
+    for head, values in HEADS.items():
+        for name, value in values.items():
+            figures[name][head] = value
+    facts = {"rows": 1234, "documents": 56, "tokens": 1300, "n_bad": 0}
+    told = {"figures": figures, "layer_numbers": (0, 1, 2, 7), "source": "a model", "facts": facts}
+    return HeadReport(**{**told, **more})  # type: ignore[arg-type]
+
+
+def console_of(stream: IO[str], columns: int | None = None, colors: str | None = None) -> Console:
+    if columns is None:
+        return make_console(stream, {"TERM": "dumb"})
+    return Console(
+        file=stream, width=columns, force_terminal=True, color_system=colors, markup=False,
+        highlight=False, emoji=False, _environ={},
+    )  # type: ignore[arg-type]  # fmt: skip
+
+
+def printed(made: HeadReport, columns: int | None = None, **how: object) -> str:
+    stream = io.StringIO()
+    print_report(made, console_of(stream, columns), **how)  # type: ignore[arg-type]
+    return stream.getvalue()
+
+
+SAID = {
+    (0, 0): "layer 0 head 0: looks at the previous token, 0.91 of its weight",
+    (0, 1): "layer 0 head 1: looks 3 tokens back, 0.92 of its largest weights",
+    (0, 2): "layer 0 head 2: looks at separators, 0.62 of its weight",
+    (1, 0): "layer 1 head 0: rests on the first token, 0.70 of its weight (α₀)",
+    (1, 1): "layer 1 head 1: looks at the same token elsewhere, 0.55 of its weight",
+    (1, 2): "layer 1 head 2: looks at what followed the same token before: prefix-matching score "
+    "0.93 on random tokens that repeat",
+    (2, 0): "layer 2 head 0: stays in its own segment, 0.90 of its other weight, where an even "
+    "spread gives 0.50",
+    (2, 1): "layer 2 head 1: looks at everything, as if 93 keys shared a row evenly",
+    (2, 2): "layer 2 head 2: looks at the next token, 0.80 of its weight",
+    (3, 0): "layer 7 head 0: looks at the query's own token, 0.77 of its weight",
+    (3, 1): None,
+    (3, 2): None,
+}
+
+
+@pytest.mark.parametrize("head", SAID)
+def test_sentences(head: tuple[int, int]) -> None:
+    assert sentence(report(), head) == SAID[head]
+
+
+def test_the_clearest_heads_of_each_class() -> None:
+    order = [(1, 2), (0, 0), (2, 2), (3, 0), (0, 1), (0, 2), (1, 0), (1, 1), (2, 0), (2, 1)]
+    assert notable(report()) == [SAID[head] for head in order]
+    many = report(figures={**report().figures, "sink": np.arange(12).reshape(4, 3) / 12})
+    sinks = [line for line in notable(many) if "rests" in line]
+    assert [line.split(":")[0] for line in sinks] == [
+        "layer 7 head 2", "layer 7 head 1", "layer 2 head 1"
+    ]  # fmt: skip
+    assert len([line for line in notable(many, None) if "rests" in line]) == 5
+
+
+def test_summaries() -> None:
+    probe = {"first_copy": 14.6, "later_copies": 1.9}
+    gold = np.full((4, 3), 0.1)
+    gold[2, 1] = 0.6
+    figures = {**report().figures, "gold": gold, "gold <b>": gold}
+    made = report(figures=figures, probe=probe, gold_offsets={"": (1, 0.5), "<b>": (-2, 0.25)})
+    assert summary(made) == [
+        "1 induction, 1 previous, 1 next, 1 self, 1 offset, 1 separator, 1 sink, 1 same token, "
+        "1 block, 1 broad, 2 mixed",
+        "0.09 of the heads have a sink at the first token (α₀ > 0.3); the first token gets 0.20 of "
+        "all weight",
+        "kinds after Kovaleva et al. 2019: 11 mixed, 1 block",
+        "gold pairs: head 2.1 finds 0.60, the best fixed offset (+1) 0.50",
+        "gold <b>: head 2.1 finds 0.60, the best fixed offset (-2) 0.25",
+        "loss on random tokens: 14.60 nats on the first copy, 1.90 on later ones",
+    ]
+    bare = HeadReport({"entropy": np.full((1, 1), np.nan)}, (0,), "x")
+    assert summary(bare) == ["1 mixed"]
+    assert HeadReport({"sink": np.full((1, 1), np.nan)}, (0,), "x").sink_share() is None
+
+
+def test_the_table() -> None:
+    lines = printed(report(), sort="keys", top=2).splitlines()
+    assert lines[0] == "heads of a model: means over 1,234 query rows of 56 documents"
+    assert lines[1].split()[:4] == ["head", "class", "keys", "self"]
+    assert lines[3].split()[:3] == ["2.1", "broad", "93.400"]
+    assert lines[5] == "10 more heads; --top 0 shows all"
+    whole = printed(report())
+    assert "offset -3" in whole
+    blank = next(line for line in whole.splitlines() if line.startswith("7.1 "))
+    assert blank.split() == ["7.1", "mixed", *["-"] * 10, "0.000"]
+    for name in ("entropy", "prefix_matching"):
+        assert f"{name}: {GLOSSARY[name]}" in whole
+
+
+@pytest.mark.parametrize("columns", [12, 20, 60])
+def test_a_narrow_terminal_folds_the_table(columns: int) -> None:
+    lines = printed(report(), columns).splitlines()
+    assert max(map(len, lines)) <= columns
+    assert "".join(printed(report(), columns).split()).count("entropy2.500") == 11
+
+
+def test_the_matrix_in_the_terminal() -> None:
+    def matrix(columns: int, encoding: str = "utf-8", colors: str | None = None) -> list[str]:
+        stream = io.TextIOWrapper(io.BytesIO(), encoding, errors="strict", newline="\n")
+        print_matrix(report(), "sink", console_of(stream, columns, colors))
+        stream.flush()
+        return stream.buffer.getvalue().decode(encoding).splitlines()  # type: ignore[attr-defined]
+
+    assert matrix(80)[1:-1] == ["  0 1 2", "0", "1 ██", "2", "7   --"]
+    assert matrix(80, "ascii")[3] == "1 ##"
+    assert matrix(4)[1:6] == ["  01", "0", "1 █", "2", "7  -"]
+    assert "\x1b[" in matrix(80, colors="256")[3]
+    flat = HeadReport({"sink": np.zeros((1, 1))}, (0,), "x")
+    stream = io.StringIO()
+    print_matrix(flat, "sink", make_console(stream, {}))
+    none = HeadReport({"sink": np.full((1, 1), np.nan)}, (0,), "x")
+    print_matrix(none, "sink", make_console(stream, {}))
+    assert "0 --" in stream.getvalue()
+
+
+# ── files ────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_json_has_everything_and_no_nan() -> None:
+    alpha = np.full((4, 3, 2), 0.25)
+    alpha[0, 0, 0] = np.nan
+    divergences = 0.5 * (1 - np.eye(12))
+    made = report(
+        alpha=alpha, offsets=np.array([-1, 0]), offset_shares=alpha, divergences=divergences,
+        gold_offsets={"": (1, 0.5)}, probe={"first_copy": None},
+    )  # fmt: skip
+    document = report_as_json(made)
+    again = json.loads(json.dumps(document, allow_nan=False))
+    assert again == document
+    assert (document["format"], document["version"]) == ("attnviz.stats", 1)
+    assert document["alpha"][0][0] == [None, 0.25]
+    assert document["heads"][10]["entropy"] is None
+    assert document["heads"][0]["sentence"] == SAID[(0, 0)]
+    assert [head["layer"] for head in document["heads"]] == [0] * 3 + [1] * 3 + [2] * 3 + [7] * 3
+    assert document["agreement"]["bits"] == divergences.tolist()
+    assert document["classes"] == THRESHOLDS
+    assert "agreement" not in report_as_json(report())
+
+
+def test_rows_and_csv(here: Path) -> None:
+    rows = rows_of(report())
+    assert rows[7]["class"] == "broad"
+    assert rows[7]["keys"] == 93.4
+    write_csv(report(), here / "h.csv")
+    lines = (here / "h.csv").read_text().splitlines()
+    assert lines[0] == ",".join(rows[0])
+    assert len(lines) == 13
+    assert lines[11].startswith("7,1,mixed,mixed,,,")
+
+
+def test_the_page_is_one_file_and_names_are_text(here: Path) -> None:
+    hostile = "</script><script>alert(1)</script> {{DATA}} \x1b[31m"
+    write_page(report(source=hostile), here / "h.html", "sink")
+    page = (here / "h.html").read_text()
+    assert "<script>alert" not in page
+    assert "\x1b" not in page
+    assert not re.search(r"(src|href)=|https?://|@import|url\(", page)
+    data = page.split('<script type="application/json" id="data">')[1].split("</script>")[0]
+    assert json.loads(data)["source"] == hostile
+    assert "{{" not in page.split('id="data"')[0].replace("{{DATA}}", "")
+    write_page(
+        report(facts={"rows": 1, "documents": 1, "tokens": 1, "n_bad": 3}), here / "i.html", "x"
+    )
+    assert "3 documents could not be measured." in (here / "i.html").read_text()
+
+
+@pytest.mark.parametrize("suffix", [".png", ".svg", ".pdf"])
+@pytest.mark.parametrize("look", [Look(), Look(theme="dark", cmap="magma", vmax=0.5)])
+def test_pictures_are_the_same_bytes_each_time(here: Path, suffix: str, look: Look) -> None:
+    divergences = 0.5 * (1 - np.eye(12))
+    made = report(divergences=divergences)
+    for name in ("a", "b"):
+        draw_matrix(made, "sink", here / f"m{name}{suffix}", look)
+        draw_agreement(made, here / f"g{name}{suffix}", look)
+    for kind in "mg":
+        one, two = ((here / f"{kind}{name}{suffix}").read_bytes() for name in "ab")
+        assert one == two
+        assert len(one) > 1000
+
+
+def test_pictures_of_hardly_anything(here: Path) -> None:
+    one = HeadReport({"x": np.full((1, 1), np.nan)}, (0,), "", divergences=np.zeros((1, 1)))
+    draw_matrix(one, "x", here / "m.png", Look())
+    draw_agreement(one, here / "g.png", Look())
+    many = HeadReport({"x": np.random.default_rng(1).random((40, 64))}, tuple(range(40)), "big")
+    draw_matrix(many, "x", here / "big.png", Look())
+    assert all((here / name).stat().st_size > 1000 for name in ("m.png", "g.png", "big.png"))
