@@ -19,6 +19,7 @@ BLOCKS = re.findall(r"```console\n\$ (.*)\n((?s:.*?))```\n", README)
 @pytest.fixture
 def clone(tmp_path: Path) -> Path:
     shutil.copytree(ROOT / "samples", tmp_path / "samples")
+    run("python samples/link_models.py", tmp_path)
     return tmp_path
 
 
