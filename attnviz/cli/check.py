@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 import typer.core
 
-from attnviz.cli.console import remark, result
+from attnviz.cli.console import remark, result, verdict
 from attnviz.cli.facts import print_facts
 from attnviz.cli.files import Staging
 from attnviz.cli.options import (
@@ -70,6 +70,10 @@ class ManyAfterOne(typer.core.TyperCommand):
             else:
                 done += [self.flag, word] if taking else [word]
         return done
+
+
+COMMAND = ManyAfterOne
+"""The kind of this command."""
 
 
 @spread
@@ -165,22 +169,22 @@ def check(
         if place is not None:
             xml = render.report_as_junit(report, str(file))
             staging.write([lambda: place.write_text(xml, "utf-8", "xmlcharrefreplace")])
-    for notice in (*opened.notices, *report.remarks):
-        remark(notice)
-    if as_json:
-        document = render.report_as_json(report, str(file))
-        result(json.dumps(document, ensure_ascii=True, indent=1, allow_nan=False))
-    else:
-        from attnviz.render.console import make_console
+    failed = not report.passed or (strict and report.findings)
+    with verdict(FOUND if failed else 0):
+        for notice in (*opened.notices, *report.remarks):
+            remark(notice)
+        if as_json:
+            document = render.report_as_json(report, str(file))
+            result(json.dumps(document, ensure_ascii=True, indent=1, allow_nan=False))
+        else:
+            from attnviz.render.console import make_console
 
-        console = make_console()
-        print_facts(console, render.report_facts(report))
-        result("")
-        render.print_findings(report, console)
-    if junit is not None:
-        remark(f"Wrote {printable(junit)}")
-    if not report.passed or (strict and report.findings):
-        raise typer.Exit(FOUND)
+            console = make_console()
+            print_facts(console, render.report_facts(report))
+            result("")
+            render.print_findings(report, console)
+        if junit is not None:
+            remark(f"Wrote {printable(junit)}")
 
 
 def _xml(junit: Path) -> Path:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from attnviz.cli.console import remark, result
+from attnviz.cli.console import remark, result, verdict
 from attnviz.cli.facts import print_facts
 from attnviz.cli.files import PICTURES, Staging, kind_of
 from attnviz.cli.options import (
@@ -156,17 +156,17 @@ def compare(
             staging.write(
                 outputs.writers(drawn, look_of_pictures, (a.name, b.name), document, work.advance)
             )
-    if not output.quiet:
-        for notice in (*notices, *dict.fromkeys(outputs.notices)):
-            remark(notice)
-        if as_json:
-            result(json.dumps(document, indent=1, allow_nan=False))
-        else:
-            _report(found, names, drawn, top, tolerance, output.show, look.vmax)
-        for line in outputs.written:
-            remark(f"Wrote {line}")
-    if tolerance is not None and not found.within(tolerance):
-        raise typer.Exit(DIFFERENT)
+    differs = tolerance is not None and not found.within(tolerance)
+    with verdict(DIFFERENT if differs else 0):
+        if not output.quiet:
+            for notice in (*notices, *dict.fromkeys(outputs.notices)):
+                remark(notice)
+            if as_json:
+                result(json.dumps(document, indent=1, allow_nan=False))
+            else:
+                _report(found, names, drawn, top, tolerance, output.show, look.vmax)
+            for line in outputs.written:
+                remark(f"Wrote {line}")
 
 
 def _report(

@@ -9,41 +9,30 @@ import signal
 import sys
 from io import TextIOWrapper
 from types import FrameType
-from typing import Annotated, NoReturn
+from typing import Annotated, Any, NoReturn
 
-# Importing torch makes a million objects that live until the end. Collecting among them costs a
-# quarter of a short run; `settle` turns the collector on again once the imports are done.
-gc.disable()
+import typer
 
-import typer  # noqa: E402
-
-from attnviz import __version__  # noqa: E402
-from attnviz.cli import check, compare, explain, render, run, shapes, stats  # noqa: E402
-from attnviz.errors import AttnvizError, printable  # noqa: E402
+from attnviz import __version__
+from attnviz.cli.commands import SETTINGS, Commands
+from attnviz.cli.console import close_output, is_unread
+from attnviz.errors import STOPPED, AttnvizError, printable
 
 app = typer.Typer(
     name="attnviz",
+    cls=Commands,
     help="See what multi-head attention does: heatmaps, shapes and numbers, from a shell.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
-    context_settings={"help_option_names": ["-h", "--help"]},
+    context_settings=SETTINGS,
     rich_markup_mode="rich",
 )
-app.command("run", epilog=run.EXAMPLES)(run.run)
-app.command("shapes", epilog=shapes.EXAMPLES)(shapes.shapes)
-app.command("render", epilog=render.EXAMPLES)(render.render)
-app.command("check", epilog=check.EXAMPLES, cls=check.ManyAfterOne)(check.check)
-app.command("compare", epilog=compare.EXAMPLES)(compare.compare)
-app.command("explain", epilog=explain.EXAMPLES)(explain.explain)
-app.command("stats", epilog=stats.EXAMPLES)(stats.stats)
 
 # What typer raises for a flag that cannot be read; the class itself has no public name.
 UsageError: type[Exception] = typer.BadParameter.__bases__[0]
 
 NAMED_WRONGLY = (errno.ENAMETOOLONG, errno.ELOOP, errno.EINVAL, errno.ENOENT, errno.ENOTDIR)
 """Failures of the system that a person's path brings about."""
-
-STOPPED = "stopped; no file was left half written"
 
 
 def _version(wanted: bool) -> None:
@@ -73,32 +62,40 @@ def main(arguments: list[str] | None = None) -> NoReturn:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, TextIOWrapper):  # a token that the encoding lacks is shown escaped
             stream.reconfigure(errors="backslashreplace")
+    _answer(signal.SIGINT, signal.default_int_handler)
     for end in (signal.SIGTERM, signal.SIGHUP):
-        if signal.getsignal(end) is not signal.SIG_IGN:  # as under nohup
-            signal.signal(end, _stop)
+        _answer(end, _stop)
     code = call(arguments)
+    _answer(signal.SIGINT, signal.SIG_DFL)  # all is done: Ctrl-C may end what Python still does
     gc.freeze()  # nothing to collect on the way out
     sys.exit(code)
+
+
+def _answer(number: int, handler: Any) -> None:
+    if signal.getsignal(number) is not signal.SIG_IGN:  # as under nohup
+        signal.signal(number, handler)
 
 
 def call(arguments: list[str] | None = None) -> int:
     """Run the program and return its exit code."""
     os.environ["MPLBACKEND"] = "agg"  # a notebook's own, or a wrong one, would stop matplotlib
+    code = 0
     try:
-        code = typer.main.get_command(app).main(
-            arguments, prog_name="attnviz", standalone_mode=False
-        )
+        command = typer.main.get_command(app)
+        code = command.main(arguments, prog_name="attnviz", standalone_mode=False) or 0
         sys.stdout.flush()
-        return _fail(STOPPED, code) if code == 130 else code or 0
+        return _fail(STOPPED, code) if code == 130 else code
     except UsageError as error:
         where = getattr(getattr(error, "ctx", None), "command_path", "attnviz")
         message = error.format_message()  # type: ignore[attr-defined]
         return _fail(f"{message.rstrip('.')} (see {where} --help)" if message else "", 2)
     except AttnvizError as error:
         return _fail(str(error), error.exit_code)
-    except BrokenPipeError:  # `attnviz run | head`: the reader has what it wanted
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0
+    except (BrokenPipeError, SystemExit) as error:  # `attnviz run | head`
+        if not is_unread(error):
+            raise
+        close_output()
+        return code
     except Ended as end:
         return _fail(STOPPED, 128 + end.args[0])
     except (KeyboardInterrupt, typer.Abort):
@@ -122,7 +119,10 @@ def call(arguments: list[str] | None = None) -> int:
 
 def _fail(message: str, code: int) -> int:
     if message:
-        print(f"attnviz: {printable(message, limit=1000)}", file=sys.stderr)  # noqa: T201
+        try:
+            print(f"attnviz: {printable(message, limit=1000)}", file=sys.stderr)  # noqa: T201
+        except BrokenPipeError:
+            close_output()
     return code
 
 

@@ -41,7 +41,7 @@ class Work:
         self._update((name, total, 0))
 
     def reach(self, done: int, total: int, name: str | None = None) -> None:
-        """`done` of `total` steps of the stage are done; `name` is what it is called from now on."""
+        """`done` of `total` steps are done; `name` is what the stage is called from now on."""
         self._update((self._stage[0] if name is None else name, total, done))
 
     def advance(self, *_: object) -> None:

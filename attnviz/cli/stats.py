@@ -11,8 +11,6 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
-import typer
-
 from attnviz.cli.console import remark, result, verdict
 from attnviz.cli.corpus import fingerprint, make_corpus, make_opening
 from attnviz.cli.files import Staging, kind_of
@@ -28,7 +26,6 @@ from attnviz.cli.progress import Work
 from attnviz.cli.stats_flags import DRAWN, CorpusFlags, MeasureFlags, ReportFlags, WorkFlags
 from attnviz.errors import ConfigError, InputError, OutputError, printable
 from attnviz.measuring.documents import Bad, Corpus, Document
-from attnviz.stats.glossary import GLOSSARY
 
 if TYPE_CHECKING:
     from attnviz.measuring.drive import Progress
@@ -118,6 +115,7 @@ def _require_figures(options: Options, measures: MeasureFlags, report: ReportFla
     """Raise `ConfigError` where a figure that is asked for is none, or will not be measured."""
     from difflib import get_close_matches
 
+    from attnviz.stats.glossary import GLOSSARY
     from attnviz.stats.induction import Induction
     from attnviz.stats.measures import Measures
 

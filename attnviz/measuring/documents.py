@@ -12,8 +12,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import IO, Any, BinaryIO
 
-import numpy as np
-
 from attnviz.errors import ConfigError, InputError, printable, why_unreadable
 
 LONGEST_LINE = 2**26
@@ -89,6 +87,8 @@ class Corpus:
 
     def sampled(self, n: int, seed: int) -> Corpus:
         """`n` of the documents, all equally likely, the same for a seed; all if there are fewer."""
+        import numpy as np
+
         drawn = np.random.default_rng(seed).permutation(self.count())[:n]
         return replace(self, chosen=tuple(sorted(drawn.tolist())))
 
