@@ -78,8 +78,8 @@ class Head:
         self.shift, self.key_start = a.shift(b), a.key_start(b)
         self.places = torch.arange(a.keys, device=self.k.device)[:, None]
         self.fold = a.multiplier * (LOG2_E if a.softcap is None else 1 / a.softcap)
-        self.slope = None if a.slopes is None else float(a.slopes[h]) * LOG2_E
-        self.sink = None if a.sinks is None else float(a.sinks[h]) * LOG2_E
+        self.slope = None if a.slopes is None else float(a.slopes[h].detach()) * LOG2_E
+        self.sink = None if a.sinks is None else float(a.sinks[h].detach()) * LOG2_E
 
     def rows(self, start: int, stop: int) -> Rows:
         """The queries start … stop-1, with a reference guessed."""
