@@ -138,6 +138,7 @@ def run_facts(
         "source": result.source,
         "trained": result.trained,
         "masks": list(result.masks),
+        "notes": list(result.notes) if isinstance(result, AttentionResult) else [],
         "config": [[str(key), _shown(value)] for key, value in result.config.items()],
         "command": command,
         "versions": _versions(),

@@ -168,7 +168,7 @@ def write_pooled_page(
             default=0.0,
         ),
         "error": error,
-        "notes": [*_notes(pooled, drawn, plan), *shown],
+        "stored": "; ".join([*_stored(pooled, drawn, plan), *shown]),
         "sequences": [
             {
                 "index": s,
@@ -359,7 +359,7 @@ def _judged(level: PooledResult, rows: Sequence[int], heads: Sequence[Pair], ste
                 weights, allowed = _map(level, kind, s, head)
                 shades = Shades.of(weights, steps)
                 taken += len(packed(shades.bytes_of(weights[band], allowed[band] > 0).tobytes()))
-    return taken * n / int(band.sum()) * 4 / 3
+    return float(taken * n / int(band.sum()) * 4 / 3)
 
 
 # ── rows ─────────────────────────────────────────────────────────────────────────────────────
@@ -627,7 +627,7 @@ def _span(part: int, size: int) -> range:
 # ── words ────────────────────────────────────────────────────────────────────────────────────
 
 
-def _notes(pooled: PooledResult, drawn: PooledResult, plan: RowPlan) -> list[str]:
+def _stored(pooled: PooledResult, drawn: PooledResult, plan: RowPlan) -> list[str]:
     """What of the run is on the page."""
     rows, keys = drawn.cells
     cells = f"a pixel is {rows} × {keys} cells" if rows * keys > 1 else "a pixel is one cell"

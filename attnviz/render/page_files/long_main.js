@@ -167,7 +167,7 @@ async function update(changed, all) {
 
 try {
   byId("find").placeholder = "Words or #place  /";
-  shell.begin(update, `${facts.notes.join("; ")}. Pixels are within ${parts.measureText(100 * facts.error)} % of what they stand for; listed weights are exact to three digits; exact zeros stay exact.`);
+  shell.begin(update, `${facts.stored[0].toUpperCase()}${facts.stored.slice(1)}. Pixels are within ${parts.measureText(100 * facts.error)} % of what they stand for; listed weights are exact to three digits; exact zeros stay exact.`);
 } catch (error) {
   shell.fail(error);
 }

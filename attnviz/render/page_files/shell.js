@@ -81,6 +81,8 @@ function describeRun(rounding) {
   byId("source").textContent = facts.source || "attention";
   const masks = facts.masks.length ? `masks: ${facts.masks.join(", ")}` : "no mask";
   byId("masks-line").textContent = masks;
+  byId("notes-line").textContent = facts.notes.join("; ");
+  byId("notes-line").hidden = !facts.notes.length;
   byId("untrained").hidden = facts.trained;
   byId("rounding").textContent = rounding;
 }
