@@ -203,6 +203,13 @@ def test_only_some_layers() -> None:
     assert np.array_equal(some.attention, whole.attention[[1, 4]])
 
 
+@pytest.mark.parametrize("kind", ["BertModel", "MPNetModel"])
+def test_each_layer_is_told_when_it_is_through(kind: str) -> None:
+    model, through = tiny(kind, **BERT), []
+    run_model(model, [SHORT], None, Wanted(layers=[1], advance=lambda: through.append(1)))
+    assert through == [1, 1]
+
+
 def test_layers_of_different_sizes_are_no_result() -> None:
     class Uneven(nn.Module):
         config = SimpleNamespace(model_type="uneven")

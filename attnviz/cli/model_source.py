@@ -103,17 +103,20 @@ class ModelSource:
         if progress is not None:
             progress("computing attention")
         notices: list[str] = []
-        flags, n_written = self._flags, count()
+        flags, n_done = self._flags, count(1)
+        of_all = (
+            "tokens written" if flags.generate else f"of {len(self._numbers)} layers are through"
+        )
 
         def advance() -> None:
             if progress is not None:
-                progress(f"computing attention, {next(n_written)} tokens written")
+                progress(f"computing attention, {next(n_done)} {of_all}")
 
         writing = None
         if flags.generate is not None:
             writing = Writing(flags.generate, flags.temperature, self._layer.seed, advance)
         kept = [name for name in keep if name in KEEPABLE]
-        wanted = replace(self._wanted(layers), keep=kept, writing=writing)
+        wanted = replace(self._wanted(layers), keep=kept, writing=writing, advance=advance)
         done = run_model(loaded, *_texts(text), wanted, notices.append)
         self._answers = list(zip(done.n_prompt, done.answers, strict=False))
         return Computed(done.run, done.queries, done.keys, (), notices)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -25,12 +27,15 @@ from attnviz.sources.generating import Writing, side_by_side, write
 from attnviz.sources.loading import LoadedModel, load_model
 from attnviz.sources.run import Run
 from attnviz.sources.subwords import pieces_of, readable, respelled
-from attnviz.sources.towers import choose_layers, choose_tower, n_heads, tower_names
+from attnviz.sources.towers import choose_layers, choose_tower, members, n_heads, tower_names
 
 
 @dataclass(frozen=True)
 class Wanted:
-    """What of a model's attention is wanted, and how it is shown; see `from_pretrained`."""
+    """What of a model's attention is wanted, and how it is shown; see `from_pretrained`.
+
+    `advance` is called when a layer of the tower has run.
+    """
 
     attention: str | None = None
     layers: Collection[int] | None = None
@@ -39,6 +44,7 @@ class Wanted:
     pad_side: str | None = None
     raw_tokens: bool = False
     writing: Writing | None = None
+    advance: Callable[[], None] | None = None
 
     def __post_init__(self) -> None:
         for name in self.keep:
@@ -194,11 +200,21 @@ def _read(
     taps = set(wanted.keep) & set(TAPS) | ({"q", "k"} if set(wanted.keep) & set(SCORES) else set())
     known = tower_names(loaded.network)
     only = [tower] if len(known) > 1 else None
-    with torch.no_grad(), capture(loaded.network, numbers, taps, only, trace=True) as captured:
+    with ExitStack() as hooks, torch.no_grad():
+        captured = hooks.enter_context(capture(loaded.network, numbers, taps, only, trace=True))
+        if wanted.advance is not None:
+            for module in members(loaded.network, tower):
+                hook = module.register_forward_hook(partial(_done, wanted.advance))
+                hooks.callback(hook.remove)
         forward(loaded, tower, queries, others, say)
     if only is None:  # its mask tells what it is
         tower = captured.towers[0]
     return _Seen(tower, captured.of(tower), queries, others)
+
+
+def _done(advance: Callable[[], None], *_: object) -> None:
+    """A forward hook that changes nothing."""
+    advance()
 
 
 def _written(
