@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from math import ceil, floor, isnan, log10
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -122,7 +123,7 @@ class Subject:
     def sheet(self, title: str, description: str) -> Sheet:
         return Sheet(self.look, self.fonts, title, description)
 
-    def axes(self, sheet: Sheet, cell_w: float, cell_h: float, largest: float) -> tuple[Axis, Axis]:
+    def axes(self, sheet: Sheet, cell_w: float, cell_h: float, largest: float) -> tuple[Edge, Edge]:
         """Labels of the queries and of the keys for cells of this size, in points."""
         real = self.result.query_valid[self.sequence], self.result.key_valid[self.sequence]
         size_q, size_k = (max(5.5, min(largest, 0.78 * cell)) for cell in (cell_h, cell_w))
@@ -161,7 +162,7 @@ class Subject:
             fitted.append(text)
         return fitted
 
-    def note_labels(self, rows: Axis, columns: Axis, where: str) -> None:
+    def note_labels(self, rows: Edge, columns: Edge, where: str) -> None:
         """Say which labels are not there, once where queries and keys fare alike."""
         said = [rows.notice("tokens"), columns.notice("tokens")]
         if said[0] != said[1]:
@@ -228,6 +229,22 @@ class Subject:
             f"the largest weight is {head.weights[q, k]:.2f}, "
             f"from query {q} “{self.queries[q]}” to key {k} “{self.keys[k]}”"
         )
+
+
+class Edge(Protocol):
+    """What stands along one edge of a map: its height or width in points, its texts and lines."""
+
+    extent: float
+
+    def notice(self, what: str) -> str: ...
+
+    def rows(self, edge: float, top: float) -> list[Text]: ...
+
+    def columns(self, edge: float, left: float) -> list[Text]: ...
+
+    def row_lines(self, edge: float, top: float) -> list[Line]: ...
+
+    def column_lines(self, edge: float, left: float) -> list[Line]: ...
 
 
 class Axis:

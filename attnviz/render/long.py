@@ -16,12 +16,12 @@ import numpy.typing as npt
 
 from attnviz.pooled import PooledResult
 from attnviz.render.cells import WEIGHT, Brush, Head
-from attnviz.render.furniture import Pair, Subject, draw_ramp
+from attnviz.render.furniture import Edge, Pair, Subject, draw_ramp
 from attnviz.render.head_page import HeadPages
 from attnviz.render.heatmap import write
 from attnviz.render.look import Look
 from attnviz.render.overview import grid, overview_sheet
-from attnviz.render.sheet import COLOURS, Indices, Sheet, Text
+from attnviz.render.sheet import COLOURS, Indices, Line, Sheet, Text
 from attnviz.render.tokens import shorten, visible
 
 LARGEST_PICTURE = 1024
@@ -147,9 +147,7 @@ class LongSubject(Subject):
         places = [(1 - share, name) for share, name in self.log_scale.ticks()]
         draw_ramp(sheet, left, top, ramp, "mean weight", places)
 
-    def axes(  # type: ignore[override]
-        self, sheet: Sheet, cell_w: float, cell_h: float, largest: float
-    ) -> tuple[PositionAxis, PositionAxis]:
+    def axes(self, sheet: Sheet, cell_w: float, cell_h: float, largest: float) -> tuple[Edge, Edge]:
         size = min(largest, 8.0)
         pooled, sequence = self.pooled, self.sequence
         return (
@@ -206,6 +204,16 @@ class PositionAxis:
             Text(self._at(left, n), edge + 3 + self._size, f"{n:,}", self._size, anchor="middle")
             for n in self._named
         ]
+
+    def row_lines(self, edge: float, top: float) -> list[Line]:
+        """A short line from each number to its row."""
+        places = [self._at(top, n) for n in self._named]
+        return [Line(edge - 2.5, y, edge, y, 0.55, 0.6) for y in places]
+
+    def column_lines(self, edge: float, left: float) -> list[Line]:
+        """A short line from each number to its column."""
+        places = [self._at(left, n) for n in self._named]
+        return [Line(x, edge, x, edge + 2.5, 0.55, 0.6) for x in places]
 
     def _at(self, begin: float, n: int) -> float:
         return begin + (self._start + n + 0.5) * self._pitch
