@@ -10,7 +10,9 @@ from __future__ import annotations
 
 import re
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from codecs import getincrementaldecoder
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -38,6 +40,15 @@ SPECIAL = re.compile(
 
 Spans = tuple[tuple[int, int], ...]
 """For each token, the characters (start, end) of its text that it stands for; (0, 0) for none."""
+
+
+@dataclass(frozen=True)
+class Spelling:
+    """How a tokenizer writes tokens: by which mark it tells words apart (`##`, `▁`, `</w>` or
+    none), and whether each sign stands for a byte, a space among them."""
+
+    mark: str = ""
+    by_bytes: bool = False
 
 
 @dataclass(frozen=True)
@@ -107,16 +118,16 @@ def marked_pieces(
 
     Where no token has a mark of a subword tokenizer, each is taken for a word.
     """
-    style = _style(rows)
+    spelling = spelling_of_texts(rows)
     found = []
     for raw, given in zip(rows, n_prompt or [None] * len(rows), strict=True):
         special = [is_special(token) for token in raw]
-        if style is None:
+        if spelling == Spelling():
             words = tuple((token, 1) for token in raw)
             found.append((tuple(raw), Pieces(tuple(raw), tuple(special), words)))
             continue
-        tokens = decoded(raw, special, style == "bytes")
-        text, spans = spelled(raw, special, style == "bytes")
+        tokens = decoded(raw, special, spelling)
+        text, spans = spelled(raw, special, spelling)
         found.append((tokens, make_pieces(tokens, raw, special, text, spans, given)))
     return found
 
@@ -129,25 +140,44 @@ def is_special(token: str) -> bool:
 # ── which marks ──────────────────────────────────────────────────────────────────────────────
 
 
-def _style(rows: Iterable[Sequence[str]]) -> str | None:
-    """`words` for `##`, `▁` and `</w>`, `bytes` for byte-level signs, None without any mark."""
-    tokens = [token for row in rows for token in row if SPECIAL.fullmatch(token) is None]
+def spelling_of_texts(rows: Iterable[Sequence[str]]) -> Spelling:
+    """The spelling of tokens that stand in texts."""
+    tokens = [token for row in rows for token in row if not is_special(token)]
+    mark = _mark(tokens)
+    by_bytes = mark in ("", ENDS) and _are_bytes([token.removesuffix(ENDS) for token in tokens])
+    return Spelling(mark, by_bytes)
+
+
+def spelling_of_vocabulary(tokens: Collection[str]) -> Spelling:
+    """The spelling of a vocabulary, which has every sign of a byte if it has one."""
+    mark = _mark(tokens)
+    return Spelling(mark, mark in ("", ENDS) and "Ġ" in tokens)
+
+
+def _mark(tokens: Iterable[str]) -> str:
+    """The mark that most tokens have; what looks like one may be a token's own text."""
+    found: Counter[str] = Counter()
     for token in tokens:
-        if (token.startswith(CONTINUES) and len(token) > 2) or SPACE in token:
-            return "words"
-        if (token.endswith(ENDS) and token != ENDS) or BYTE.fullmatch(token):
-            return "words"
-    return "bytes" if _are_bytes(tokens) else None
+        if token.startswith(CONTINUES) and token.strip("#"):
+            found[CONTINUES] += 1
+        elif SPACE in token or BYTE.fullmatch(token):
+            found[SPACE] += 1
+        elif token.endswith(ENDS) and token != ENDS:
+            found[ENDS] += 1
+        elif token.startswith("Ġ"):
+            found[""] += 1
+    return max(found, key=lambda mark: found[mark], default="")
 
 
 def _are_bytes(tokens: Sequence[str]) -> bool:
-    """Whether tokens are spelled in signs of bytes: only these, not ASCII alone, sound as UTF-8."""
+    """Whether tokens are spelled in signs of bytes: only these, not ASCII alone, sound as UTF-8,
+    of which the end may be cut off."""
     signs = _byte_of()
     text = "".join(tokens)
     if text.isascii() or not all(c in signs for c in text):
         return False
     try:
-        b"".join(signs[c] for c in text).decode()
+        getincrementaldecoder("utf-8")().decode(b"".join(signs[c] for c in text))
     except UnicodeDecodeError:
         return False
     return True
@@ -156,20 +186,20 @@ def _are_bytes(tokens: Sequence[str]) -> bool:
 # ── tokens to text ───────────────────────────────────────────────────────────────────────────
 
 
-def decoded(raw: Sequence[str], special: Sequence[bool], byte_level: bool) -> Tokens:
+def decoded(raw: Sequence[str], special: Sequence[bool], spelling: Spelling) -> Tokens:
     """Tokens as people read them: `Ġworld` and `▁world` are `world`, `##ing` is `ing`.
 
     Where tokens are pieces of one character, each is that character with its part: 🤗[1/3].
     Special tokens stay as they are. A space before a word is left out; a token that is nothing
     but white space stays white space.
     """
-    return tuple(_decoded(raw, special, byte_level))
+    return tuple(_decoded(raw, special, spelling))
 
 
-def spelled(raw: Sequence[str], special: Sequence[bool], byte_level: bool) -> tuple[str, Spans]:
+def spelled(raw: Sequence[str], special: Sequence[bool], spelling: Spelling) -> tuple[str, Spans]:
     """The text that tokens stand for, and where in it each stands: (start, end) in characters."""
-    pieces = _bytes_of(raw, special, byte_level)
-    if any(token.startswith(CONTINUES) for token in raw):  # WordPiece leaves the spaces out
+    pieces = _bytes_of(raw, special, spelling)
+    if spelling.mark == CONTINUES:  # WordPiece leaves the spaces out
         pieces = [
             piece if token.startswith(CONTINUES) or not piece else b" " + piece
             for token, piece in zip(raw, pieces, strict=True)
@@ -185,9 +215,9 @@ def spelled(raw: Sequence[str], special: Sequence[bool], byte_level: bool) -> tu
     return "".join(text), tuple((min(at), max(at)) if at else (0, 0) for at in places)
 
 
-def _decoded(raw: Sequence[str], special: Sequence[bool], byte_level: bool) -> Iterator[str]:
+def _decoded(raw: Sequence[str], special: Sequence[bool], spelling: Spelling) -> Iterator[str]:
     texts = [""] * len(raw)
-    for character, holders in _characters(_bytes_of(raw, special, byte_level)):
+    for character, holders in _characters(_bytes_of(raw, special, spelling)):
         for part, holder in enumerate(holders, 1):
             texts[holder] += (
                 character if len(holders) == 1 else f"{character}[{part}/{len(holders)}]"
@@ -198,7 +228,7 @@ def _decoded(raw: Sequence[str], special: Sequence[bool], byte_level: bool) -> I
         elif not text.strip():
             yield text
         else:
-            text = text.removesuffix(" ") if token.endswith(ENDS) else text
+            text = text.removesuffix(" ") if spelling.mark == ENDS else text
             yield text.removeprefix(" ")
 
 
@@ -217,25 +247,27 @@ def _characters(pieces: Sequence[bytes]) -> Iterator[tuple[str, list[int]]]:
         at += size
 
 
-def _bytes_of(raw: Sequence[str], special: Sequence[bool], byte_level: bool) -> list[bytes]:
+def _bytes_of(raw: Sequence[str], special: Sequence[bool], spelling: Spelling) -> list[bytes]:
     return [
-        b"" if is_none else _bytes(token, byte_level)
+        b"" if is_none else _bytes(token, spelling)
         for token, is_none in zip(raw, special, strict=True)
     ]
 
 
-def _bytes(token: str, byte_level: bool) -> bytes:
-    end = b" " if token.endswith(ENDS) and token != ENDS else b""
-    token = token.removesuffix(ENDS) or token
-    if byte_level:
+def _bytes(token: str, spelling: Spelling) -> bytes:
+    if spelling.mark == ENDS and token.endswith(ENDS) and token != ENDS:
+        return _bytes(token.removesuffix(ENDS), spelling) + b" "
+    if spelling.by_bytes:
         known = _byte_of()
-        return b"".join(known.get(c, c.encode("utf-8", "replace")) for c in token) + end
-    fallback = BYTE.fullmatch(token)
+        return b"".join(known.get(c, c.encode("utf-8", "replace")) for c in token)
+    fallback = BYTE.fullmatch(token) if spelling.mark == SPACE else None
     if fallback:
         return bytes([int(fallback[1], 16)])
-    if token.startswith(CONTINUES) and len(token) > len(CONTINUES):
-        token = token[len(CONTINUES) :]
-    return token.replace(SPACE, " ").encode("utf-8", "replace") + end
+    if spelling.mark == CONTINUES and len(token) > len(CONTINUES):
+        token = token.removeprefix(CONTINUES)
+    if spelling.mark == SPACE:
+        token = token.replace(SPACE, " ")
+    return token.encode("utf-8", "replace")
 
 
 @cache

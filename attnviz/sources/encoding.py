@@ -116,8 +116,14 @@ def _encode(tokenizer: Any, text: str, max_len: int | None) -> Any:
 
 
 def special_ids(tokenizer: Any) -> set[int]:
-    """Ids of tokens that stand for no text: `[CLS]`, `</s>`; that of unknown words is none."""
-    return set(tokenizer.all_special_ids) - {tokenizer.unk_token_id}
+    """Ids of tokens that stand for no text: `[CLS]`, `</s>`; not those of words, unknown or masked.
+
+    GPT-2 calls its `<|endoftext|>` its unknown word as well; it stays one that ends a text.
+    """
+    words = {tokenizer.unk_token_id, tokenizer.mask_token_id}
+    edges = {tokenizer.bos_token_id, tokenizer.eos_token_id, tokenizer.cls_token_id}
+    edges |= {tokenizer.sep_token_id, tokenizer.pad_token_id}
+    return set(tokenizer.all_special_ids) - (words - edges)
 
 
 def shifted_right(encoded: Encoded, start: int, end: int | None, raw_start: str) -> Encoded:
