@@ -16,7 +16,6 @@ from attnviz.render.tokens import (
     notation,
     shorten,
     start,
-    unmarked,
     visible,
 )
 
@@ -201,15 +200,3 @@ def test_the_start_of_a_text() -> None:
 def test_notation(words: str, spelled: str) -> None:
     assert notation(words, ascii_only=True) == spelled
     assert notation(words, ascii_only=False) == words
-
-
-def test_marks_of_subword_tokens_become_white_space() -> None:
-    assert [unmarked(t) for t in ("Ġworld", "▁the", "Ċ", "ĉx", "un", "Ġ▁")] == [
-        " world",
-        " the",
-        "\n",
-        "\tx",
-        "un",
-        "  ",
-    ]
-    assert visible(unmarked("Ġworld")) == "␣world"

@@ -30,15 +30,6 @@ _DRAWN_FORMATS = frozenset("\u0600\u0601\u0602\u0603\u0604\u0605\u06dd\u070f\u08
 _FLAG = re.compile("\U0001f3f4[\U000e0030-\U000e0039\U000e0061-\U000e007a]{2,6}\U000e007f")
 
 
-MARKS = str.maketrans({"Ġ": " ", "▁": " ", "Ċ": "\n", "ĉ": "\t"})
-"""What byte-level BPE (Ġ Ċ ĉ) and SentencePiece (▁) write for a space, a line end and a tab."""
-
-
-def unmarked(token: str) -> str:
-    """A subword token with the white space that its marks stand for."""
-    return token.translate(MARKS)
-
-
 def visible(token: str, ascii_only: bool = False) -> str:
     """`token` in one line of printable characters that has something to see.
 
