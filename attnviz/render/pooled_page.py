@@ -18,8 +18,9 @@ compressed with zlib and written in base64, each in an element `d0`, `d1`, … t
 
 Whole numbers stand as planes: the lowest bytes of all of them, then the next.
 
-What does not fit into the budget is left out in an order that is said on the page: first the
-pixels' finest shades, then keys of each row, then pixels.
+What does not fit into the budget is left out, and the page says what: first the finest shades of
+pixels and then the finest pixels, until they take little more than half of it; then keys of each
+row and the statistics of single rows; and it is filled up with parts at full resolution.
 """
 
 from __future__ import annotations
@@ -78,7 +79,7 @@ PAGE = Kind(
 )
 
 BUDGET = 24_000_000
-"""Bytes of a page: what can still be sent by mail."""
+"""Bytes that the numbers of a page take: what can still be sent by mail."""
 
 PIXEL_SHARE = 0.55
 """The part of the budget that pixels may take: what is left is for rows and for single weights."""
@@ -133,6 +134,7 @@ def write_pooled_page(
     `heads` are (place of the layer, head) pairs, `sequences` indices into the batch; None means
     all. `steps` is the trace of the run, `command` the line that made it. `window` computes parts
     at full resolution; where it is None they are computed from the q and k that were kept, if any.
+    `budget_bytes` is what the page's numbers may take; what it leaves out is in the remarks.
     The same input gives the same bytes.
     """
     chosen = list(heads) if heads is not None else all_heads(pooled)
