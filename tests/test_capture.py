@@ -232,7 +232,7 @@ def test_multihead_attention_in_training_gives_weights_before_dropout() -> None:
         seen, averaged = module(x, x, x, attn_mask=later)
     assert torch.equal(drawn, torch.rand(2))
     torch.testing.assert_close(seen, plain)
-    torch.testing.assert_close(averaged, own)
+    torch.testing.assert_close(averaged, own)  # those that the caller gets have seen dropout
     (call,) = captured.of("decoder")
     torch.testing.assert_close(call.weights.sum(-1), torch.ones(2, 3, 7))
     assert call.allowed is not None
@@ -381,7 +381,7 @@ def test_attention_in_pieces() -> None:
         model(Q, K)
     assert str(error.value) == (
         "no attention of OwnAttention could be seen: OwnAttention computes its attention in 2 "
-        "pieces"
+        "pieces, not whole"
     )
 
 
@@ -395,12 +395,44 @@ def test_weights_of_an_unknown_shape() -> None:
     )
 
 
+def test_weights_whose_axes_are_not_what_they_seem() -> None:
+    """Longformer has [B Tq H window]."""
+    model = OwnAttention(lambda q, k: _softmax(q.transpose(1, 2), k.transpose(1, 2)))
+    with pytest.raises(InputError) as error, attnviz.capture(model):
+        model(Q, K)
+    assert str(error.value) == (
+        "no attention of OwnAttention could be seen: OwnAttention has weights of shape "
+        "[2, 5, 3, 3], not [B H Tq Tk]"
+    )
+
+
+def test_a_tower_that_cannot_be_seen_beside_others() -> None:
+    model = tiny("LongT5Model", **T5).network
+    with torch.no_grad(), attnviz.capture(model) as captured:
+        model(input_ids=IDS, decoder_input_ids=IDS[:, :5])
+    assert captured.towers == ("decoder", "cross")
+    with pytest.raises(InputError) as error:
+        captured.of("encoder")
+    assert str(error.value) == (
+        "the encoder's attention cannot be seen: LongT5LocalAttention computes its attention in 1 "
+        "piece, not whole"
+    )
+
+
+def test_another_mean_of_the_same_weights_is_no_other_attention() -> None:
+    sizes = LLAMA | {"num_attention_heads": 4, "attention_dropout": 0.0}
+    model = tiny("DiffLlamaModel", **sizes).network
+    with torch.no_grad(), attnviz.capture(model) as captured:
+        model(IDS)
+    assert [call.layer for call in captured.calls] == [0, 1]
+
+
 def test_attention_that_did_not_run() -> None:
     model = OwnAttention(lambda q, k: q)
     with pytest.raises(InputError) as error, attnviz.capture(model):
         model(Q, K)
     assert str(error.value) == (
-        "no attention of OwnAttention could be seen: none of its attention ran"
+        "no attention of OwnAttention could be seen: no softmax over keys ran in its attention"
     )
 
 

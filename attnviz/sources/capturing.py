@@ -17,6 +17,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from threading import RLock
 from typing import Any
+from weakref import ref
 
 import torch
 from torch import Tensor, nn
@@ -68,9 +69,13 @@ class Call:
 
 @dataclass(eq=False)
 class Capture:
-    """What `capture` has caught so far, in the order of the calls."""
+    """What `capture` has caught so far, in the order of the calls.
+
+    `unseen` names towers that ran without showing their weights, and says why.
+    """
 
     calls: list[Call] = field(default_factory=list)
+    unseen: dict[str, str] = field(default_factory=dict)
 
     @property
     def towers(self) -> tuple[str, ...]:
@@ -85,6 +90,8 @@ class Capture:
         towers = self.towers
         if tower is None and len(towers) == 1:
             tower = towers[0]
+        if tower in self.unseen and tower not in towers:
+            raise InputError(f"the {tower}'s attention cannot be seen: {self.unseen[tower]}")
         if tower not in towers:
             asked = "a tower has to be named" if tower is None else f"no tower {printable(tower)}"
             raise InputError(f"{asked}; captured are {', '.join(towers) or 'none'}")
@@ -148,7 +155,6 @@ class _Watch:
         self.caught = Capture()
         self._each = self.caught.calls.append if each is None else each
         self.places = places(model)
-        self.unseen: dict[str, str] = {}
         self._model, self._layers, self._keep, self._towers = model, layers, keep, towers
         self._step, self._ran = -1, False
         self.traced: tuple[str, LayerTrace] | None = None
@@ -156,6 +162,7 @@ class _Watch:
         self._alone = ""  # the tower's name where there is one: its mask tells
         self._counts: Counter[str] = Counter()
         self._masks: dict[int, tuple[Tensor, Tensor | None]] = {}
+        self._met: dict[nn.Module, tuple[ref[Tensor], ref[Tensor]]] = {}
 
     def begin(self, *_: object) -> None:
         """A forward pass of the whole model begins."""
@@ -163,6 +170,20 @@ class _Watch:
         self._ran = True
         self._counts.clear()
         self._masks.clear()
+        self._met.clear()
+
+    def knows(self, module: nn.Module, query: Tensor, key: Tensor) -> bool:
+        """Whether `module` has put these very tensors together before in this forward pass.
+
+        It then wants another mean of the same weights (differential attention does).
+        """
+        before = self._met.get(module)
+        self._met[module] = ref(query), ref(key)
+        return before is not None and before[0]() is query and before[1]() is key
+
+    def miss(self, module: nn.Module, why: str) -> None:
+        """`module` ran, and its weights could not be seen."""
+        self.caught.unseen.setdefault(self.places[module].tower, f"{type(module).__name__} {why}")
 
     def place(
         self, module: nn.Module, weights: Tensor, allowed: Tensor | None
@@ -221,12 +242,11 @@ class _Watch:
         """Raise `InputError` when the model ran, and nothing was seen."""
         kind = type(self._model).__name__
         if self._ran and not self._seen:
-            why = "; ".join(dict.fromkeys(self.unseen.values()))
+            why = "; ".join(dict.fromkeys(self.caught.unseen.values()))
             if not self.places:
                 why = "it has no module that transformers or torch knows as attention"
-            raise InputError(
-                f"no attention of {kind} could be seen: {why or 'none of its attention ran'}"
-            )
+            why = why or "no softmax over keys ran in its attention"
+            raise InputError(f"no attention of {kind} could be seen: {why}")
 
     def _tower_alone(self, module: nn.Module, weights: Tensor, allowed: Tensor | None) -> str:
         """The only tower's name: a decoder is one whose queries look at no later key."""
@@ -332,13 +352,16 @@ def _attend(
     assert eager is not None  # a class that asks the interface names its default
     output, weights = eager(module, query, key, value, attention_mask, *args, **kwargs)
     for watch in [watch for watch in _WATCHES if module in watch.places]:
+        if watch.knows(module, query, key):
+            continue
         allowed = watch.allowed(attention_mask, key.shape[-2])
         place, tower, layer = watch.place(module, weights, allowed)
         if not watch.wants(tower, layer):
             continue
+        seen = weights
         if module.training:
             with _evaluated(module):
-                _, weights = eager(module, query, key, value, attention_mask, *args, **kwargs)
+                _, seen = eager(module, query, key, value, attention_mask, *args, **kwargs)
         scale = kwargs.get("scaling")
         watch.add(
             Call(
@@ -346,7 +369,7 @@ def _attend(
                 tower,
                 layer,
                 watch.step(),
-                weights,
+                seen,
                 allowed,
                 query,
                 key,
@@ -380,15 +403,15 @@ def _spying(watch: _Watch, module: nn.Module) -> Callable[..., Any]:
     def forward(*args: Any, **kwargs: Any) -> Any:
         with Spy() as spy:
             result = original(*args, **kwargs)
-        kind = type(module).__name__
-        if len(spy.sights) > 1:
-            watch.unseen[kind] = f"{kind} computes its attention in {len(spy.sights)} pieces"
+        n = len(spy.sights) + spy.pieces
+        if len(spy.sights) != 1 and n:  # one whole map is the main one of ProphetNet's streams
+            watch.miss(module, f"computes its attention in {n} piece{'s' * (n > 1)}, not whole")
             return result
         for sight in spy.sights:
             weights, allowed = (with_heads(t, module) for t in (sight.weights, sight.allowed))
             if weights is None or allowed is None:
                 shape = list(sight.weights.shape)
-                watch.unseen[kind] = f"{kind} has weights of shape {shape}, not [B H Tq Tk]"
+                watch.miss(module, f"has weights of shape {shape}, not [B H Tq Tk]")
                 continue
             place, tower, layer = watch.place(module, weights, allowed)
             if watch.wants(tower, layer):

@@ -42,9 +42,13 @@ class Sight:
 
 @dataclass
 class Spy(TorchFunctionMode):
-    """While active, remembers each attention that torch computes."""
+    """While active, remembers each attention that torch computes.
+
+    `pieces` counts softmaxes over more axes than batch, heads, queries and keys: blocks of a map.
+    """
 
     sights: list[Sight] = field(default_factory=list)
+    pieces: int = 0
 
     def __post_init__(self) -> None:
         super().__init__()
@@ -68,7 +72,11 @@ class Spy(TorchFunctionMode):
     def _see_softmax(
         self, result: Tensor, input: Tensor, dim: int | None = None, *_: object, **__: object
     ) -> None:
-        if result.ndim in (3, 4) and dim in (-1, result.ndim - 1):
+        if dim not in (-1, result.ndim - 1):
+            return
+        if result.ndim > 4:
+            self.pieces += 1
+        elif result.ndim > 2:
             self.sights.append(Sight(result.detach(), input.detach() > FORBIDDING))
 
     def _see_sdpa(
@@ -99,11 +107,14 @@ class Spy(TorchFunctionMode):
 
 
 def with_heads(tensor: Tensor, module: nn.Module) -> Tensor | None:
-    """`tensor` as `[B H Tq Tk]`; `[B·H Tq Tk]` is cut by the module's own number of heads."""
+    """`tensor` as `[B H Tq Tk]`; `[B·H Tq Tk]` is cut by the module's own number of heads.
+
+    None where that number is another: axes that are not what they seem.
+    """
+    counts = (getattr(module, name, None) for name in HEAD_COUNTS)
+    heads = next((n for n in counts if isinstance(n, int) and n > 0), None)
     if tensor.ndim == 4:
-        return tensor
-    for name in HEAD_COUNTS:
-        heads = getattr(module, name, None)
-        if isinstance(heads, int) and heads > 0 and len(tensor) % heads == 0:
-            return tensor.view(-1, heads, *tensor.shape[1:])
-    return None
+        return tensor if heads in (None, tensor.shape[1]) else None
+    if heads is None or len(tensor) % heads:
+        return None
+    return tensor.view(-1, heads, *tensor.shape[1:])
