@@ -21,6 +21,7 @@ from attnviz.sources import loading
 from attnviz.sources.encoding import encode
 from attnviz.sources.from_pretrained import Wanted, from_pretrained, run_model
 from attnviz.sources.loading import LoadedModel, choose_device, load_model, outline_model
+from attnviz.sources.towers import layer_numbers, n_heads, tower_names
 
 LONG, SHORT = "the cat sat on the mat because it was tired .", "the dog ran"
 SLIDING = {"sliding_window": 4, "layer_types": ["sliding_attention", "full_attention"]}
@@ -201,6 +202,62 @@ def test_only_some_layers() -> None:
     some = from_pretrained(model, [SHORT], layers=[4, 1]).result
     assert (some.layers, some.layer_numbers) == ((1, 4), (1, 4))
     assert np.array_equal(some.attention, whole.attention[[1, 4]])
+
+
+def test_layers_that_mix_tokens_without_softmax() -> None:
+    sizes = LLAMA | {"hidden_size": 32, "intermediate_size": 32, "num_local_experts": 2}
+    model, said = tiny("MiniMaxModel", **sizes), []
+    result = from_pretrained(model, [SHORT], say=said.append).result
+    assert result.layers == (0,)
+    assert said == ["layer 1 of tiny MiniMaxModel computed no attention weights"]
+    with pytest.raises(InputError) as error:
+        from_pretrained(model, [SHORT], layers=[0, 1])
+    assert str(error.value) == (
+        "layer 1 of tiny MiniMaxModel computed no attention weights; --layers 0 leaves out what "
+        "has none"
+    )
+    with pytest.raises(InputError) as error:
+        from_pretrained(model, [SHORT], layers=[1])
+    assert str(error.value) == (
+        "layer 1 of tiny MiniMaxModel computed no attention weights that could be seen"
+    )
+
+
+def test_layers_without_attention_have_no_number() -> None:
+    sizes = LLAMA | {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 4}
+    kinds = {"attn_layer_period": 2, "attn_layer_offset": 1, "use_mamba_kernels": False}
+    model = tiny("JambaModel", **sizes, **kinds, num_experts=2)
+    assert from_pretrained(model, [SHORT]).result.layers == (1, 3)
+    with pytest.raises(ConfigError) as error:
+        from_pretrained(model, [SHORT], layers=[0])
+    assert str(error.value) == "--layers 0: the decoder has attention in layers 1, 3"
+
+
+@pytest.mark.parametrize(
+    ("kind", "sizes", "towers"),
+    [
+        ("BloomModel", {"hidden_size": 24, "n_layer": 2, "n_head": 3}, ("decoder",)),
+        ("MPNetModel", BERT, ("encoder",)),
+        ("LlamaModel", LLAMA, ("decoder",)),
+        ("T5Model", T5, ("encoder", "decoder", "cross")),
+    ],
+)
+def test_towers_are_known_before_a_model_runs(
+    kind: str, sizes: dict[str, Any], towers: tuple[str, ...]
+) -> None:
+    network = tiny(kind, **sizes).network
+    assert tower_names(network) == towers
+    assert n_heads(network, towers[-1]) == sizes.get("num_attention_heads", 3)
+    assert layer_numbers(network, towers[-1]) == (0, 1)
+
+
+def test_heads_that_nobody_counts() -> None:
+    class SelfAttention(nn.Module):
+        pass
+
+    with pytest.raises(InputError) as error:
+        n_heads(nn.Sequential(SelfAttention()), "encoder")
+    assert str(error.value) == "Sequential does not say how many heads it has"
 
 
 @pytest.mark.parametrize("kind", ["BertModel", "MPNetModel"])

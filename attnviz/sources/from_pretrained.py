@@ -207,9 +207,34 @@ def _read(
                 hook = module.register_forward_hook(partial(_done, wanted.advance))
                 hooks.callback(hook.remove)
         forward(loaded, tower, queries, others, say)
-    if only is None:  # its mask tells what it is
+    if only is None and captured.towers:  # its mask tells what it is
         tower = captured.towers[0]
-    return _Seen(tower, captured.of(tower), queries, others)
+    calls = captured.of(tower) if captured.calls else []
+    _require_layers(loaded, numbers, calls, wanted.layers is None, say)
+    return _Seen(tower, calls, queries, others)
+
+
+def _require_layers(
+    loaded: LoadedModel, numbers: Sequence[int], calls: Sequence[Call], any_will_do: bool, say: Say
+) -> None:
+    """Raise `InputError` where a layer that was asked for has shown no weights.
+
+    Hybrid models have layers that mix tokens without softmax (linear attention).
+    """
+    seen = {call.layer for call in calls}
+    missing = [number for number in numbers if number not in seen]
+    if not missing:
+        return
+    which = f"layer{'s' * (len(missing) > 1)} {','.join(map(str, missing))} of {loaded.source}"
+    if not seen:
+        raise InputError(f"{which} computed no attention weights that could be seen")
+    if any_will_do:
+        say(f"{which} computed no attention weights")
+        return
+    shown = ",".join(map(str, sorted(seen)))
+    raise InputError(
+        f"{which} computed no attention weights; --layers {shown} leaves out what has none"
+    )
 
 
 def _done(advance: Callable[[], None], *_: object) -> None:

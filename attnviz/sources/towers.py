@@ -74,7 +74,8 @@ def choose_layers(
     for number in wanted:
         if number not in known:
             there = f"{len(known)} layers, {known[0]} to {known[-1]}"
-            there = there if len(known) > 1 else f"1 layer, {known[0]}"
+            if len(known) < known[-1] + 1 - known[0] or len(known) == 1:
+                there = f"attention in layer{'s' * (len(known) > 1)} {', '.join(map(str, known))}"
             raise ConfigError(f"--layers {number}: the {tower} has {there}")
     return tuple(sorted(set(wanted)))
 
