@@ -348,10 +348,10 @@ def test_a_text_without_tokens_counts_nothing() -> None:
 
 def test_ranks_are_of_a_sample_that_depends_on_the_number_alone() -> None:
     total = Measures(1, 1, Options(("rank",)))
-    for number in (0, 7, 8, 63, 64, 65, 128):
+    for number in (0, 7, 8, 127, 128, 129, 256):
         texts = texts_of_tokens([number], [["a", "b"]], np.array([2]))
         total.update(Block(0, np.eye(2)[None, None], texts))
-    assert total.state()["rank/rows"].item() == 2 * 4  # of 0, 7, 64 and 128
+    assert total.state()["rank/rows"].item() == 2 * 4  # of 0, 7, 128 and 256
     long = texts_of_tokens([0], [["a"] * 513], np.array([513]))
     total.update(Block(0, np.eye(513)[None, None], long))
     assert total.state()["rank/rows"].item() == 2 * 4
@@ -386,3 +386,22 @@ def test_unknown_measures() -> None:
         "measures '\\x1b[31mwhy': known are where, sharpness, offsets, sinks, evenness, rank, "
         "agreement, gold, induction"
     )
+
+
+def test_layers_with_masks_of_their_own_in_one_array() -> None:
+    """Views of one array differ from layer to layer; what is kept for the next is not mixed up."""
+    rng = np.random.default_rng(12)
+    tokens, n = random_tokens(rng, 13), 13
+    full = np.stack([random_maps(rng, n, 1)[0], random_maps(rng, n, 1, causal=True)[0]])
+    masks = np.stack([np.ones((n, n), bool), np.tril(np.ones((n, n), bool))])[:, None, None]
+    texts = texts_of_tokens([0], [tokens], np.array([n]))
+    options = Options(("where", "sharpness", "evenness"))
+    together = Measures(2, 3, options)
+    for layer in (0, 1, 0, 1):
+        together.update(Block(layer, full[layer][None], texts, masks[layer]))
+    for layer in (0, 1):
+        alone = Measures(1, 3, options)
+        fresh = texts_of_tokens([0], [tokens], np.array([n]))
+        alone.update(Block(0, full[layer][None], fresh, masks[layer].copy()))
+        for name, values in alone.result().items():
+            np.testing.assert_allclose(together.result()[name][layer], values[0], err_msg=name)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from typing import Any
 
 import numpy as np
@@ -113,6 +113,8 @@ class Model:
         real = texts.keys.real
         index = {number: i for i, number in enumerate(self.layer_numbers)}
 
+        masks: dict[Hashable, tuple[npt.NDArray[np.bool_], Any]] = {}
+
         def measure(call: Call) -> None:
             weights = as_array(call.weights)
             if weights.shape[1] != self.n_heads:
@@ -120,10 +122,15 @@ class Model:
                     f"layer {call.layer} has {weights.shape[1]} heads, others {self.n_heads}: "
                     "they have no table in common"
                 )
-            allowed = np.broadcast_to(real[:, None, None], (len(ids), 1, *weights.shape[2:]))
+            key: Hashable = None
             if call.allowed is not None:
-                allowed = allowed & call.allowed.numpy()
-            take(Block(index[call.layer], weights, texts, allowed))
+                key = (call.allowed.data_ptr(), call.allowed.shape, call.allowed.stride())
+            if key not in masks:  # layers share theirs, and what is reckoned from it
+                allowed = np.broadcast_to(real[:, None, None], (len(ids), 1, *weights.shape[2:]))
+                if call.allowed is not None:
+                    allowed = allowed & call.allowed.numpy()
+                masks[key] = (allowed, call.allowed)
+            take(Block(index[call.layer], weights, texts, masks[key][0]))
 
         with capture(self._loaded.network, None, (), [self.tower], each=measure):
             self._forward(ids, real)

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -22,6 +22,7 @@ MOST_KEPT = 2**20
 Bools = npt.NDArray[np.bool_]
 Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -158,6 +159,18 @@ class Block:
         batch, _, rows, keys = self.weights.shape
         return (self.first_text, batch, self.start, rows, self.first_key, keys)
 
+    def once(self, name: str, make: Callable[[], T]) -> T:
+        """What `make` makes of this piece's texts and mask: made once for all layers that share
+        them, as most do."""
+        key, mask = (name, *self.place), self.allowed
+        kept = self.texts.kept.get(key)
+        if kept is None or not _is_same(kept[0], mask):
+            kept = self.texts.keep(
+                key, (mask, make())
+            )  # the mask is held: its memory stays its own
+        made: T = kept[1]
+        return made
+
     def pieces(self) -> Iterator[Block]:
         """The block in parts of at most `MOST_WEIGHTS` weights, without padding that all share."""
         batch, heads, rows, keys = self.weights.shape
@@ -208,6 +221,9 @@ class Block:
     @cached_property
     def seen(self) -> Ints:
         """`[B 1|H R]`: how many keys each row may see."""
+        return self.once("seen", self._seen)
+
+    def _seen(self) -> Ints:
         if self.allowed is None:
             n_keys = self.keys.real.sum(1)[:, None, None]
             return np.broadcast_to(n_keys, (len(n_keys), 1, self.weights.shape[2]))
@@ -252,6 +268,14 @@ class Block:
         """The sum of `values` `[B H R]` over rows that count: `[H]`."""
         counted = np.where(self.counts, values, 0)
         return np.asarray(counted.sum((0, 2), dtype=np.float64))
+
+
+def _is_same(one: Bools | None, other: Bools | None) -> bool:
+    """Whether two masks are the same cells in memory."""
+    if one is None or other is None:
+        return one is other
+    here, there = (m.__array_interface__["data"][0] for m in (one, other))
+    return here == there and one.shape == other.shape and one.strides == other.strides
 
 
 def _span(real: Bools) -> slice:

@@ -8,8 +8,8 @@ from attnviz.stats.block import Block, Floats
 from attnviz.stats.sharpness import row_sums
 from attnviz.stats.sums import Accumulator, ratio
 
-RANKED_FIRST, RANKED_EVERY, RANKED_LENGTH = 8, 64, 512
-"""Whose rank is taken: of the first 8 documents and every 64th, when they have at most 512 tokens.
+RANKED_FIRST, RANKED_EVERY, RANKED_LENGTH = 8, 128, 512
+"""Whose rank is taken: of the first 8 documents and every 128th, when they have at most 512 tokens.
 
 A map's singular values cost T³, which is more than the model's own work: for a model of six layers
 and texts of 128 tokens twice its forward pass. A sample keeps all measures together cheap, and it

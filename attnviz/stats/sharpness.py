@@ -30,16 +30,12 @@ class Sharpness(Accumulator):
     def update(self, block: Block) -> None:
         weights = block.clean
         entropy = _entropy(weights)
-        confidence, separators = block.largest, block.keys.is_kind(SEPARATOR)
-        if separators.any():
-            others = ~separators[:, None, None]
-            confidence = (weights * others.astype(weights.dtype)).max(-1)
         sums = {
             "entropy": entropy,
             "entropy_smoothed": _smoothed_entropy(block),
             "keys": np.exp2(entropy),
             "largest": block.largest,
-            "confidence": confidence,
+            "confidence": _confidence(block),
         }
         for name, values in sums.items():
             self._add(name, block, block.over_rows(values))
@@ -55,6 +51,18 @@ class Sharpness(Accumulator):
         figures = {name: ratio(self._sum(name), rows) for name in names}
         figures["entropy_first"] = ratio(self._sum("entropy_first"), self._sum("first_rows"))
         return figures
+
+
+def _confidence(block: Block) -> npt.NDArray[Any]:
+    """`[B H R]`: the largest weight that is not on a separator. Few rows have theirs on one."""
+    separators = block.keys.is_kind(SEPARATOR)
+    if not separators.any():
+        return block.largest
+    confidence = block.largest.copy()
+    there = np.take_along_axis(separators[:, None], block.largest_at, 2)
+    b, h, r = np.nonzero(there)
+    confidence[b, h, r] = np.where(separators[b], 0, block.clean[b, h, r]).max(-1)
+    return confidence
 
 
 def _smoothed_entropy(block: Block) -> Floats:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import numpy.typing as npt
 
 from attnviz.stats.block import Block, Floats
 from attnviz.stats.sums import Accumulator, ratio
@@ -28,12 +29,11 @@ class Sinks(Accumulator):
         there = (place >= 0) & (place < block.weights.shape[3])
         place = np.where(there, place, 0)
         there &= np.take_along_axis(block.keys.real, place, 1)
-        weights = np.take_along_axis(block.clean, place[:, None, None], 3)  # B H R K
+        weights = _columns(block, place)  # B H R K
         later = (block.queries.positions[:, :, None] >= k) & there[:, None]  # B R K
-        counts = block.counts[..., None] & later[:, None]  # B 1|H R K
-        received = np.where(counts, weights, 0).sum((0, 2), dtype=np.float64)
+        received = np.einsum("bhrk,brk->hk", weights, later)  # rows that do not count are zeros
         self._add("received", block, received)
-        n = counts.sum((0, 2), dtype=np.float64)
+        n = np.einsum("bhr,brk->hk", block.counts.astype(np.float64), later)
         self._add("rows", block, np.broadcast_to(n, received.shape))
 
     def alpha(self) -> Floats:
@@ -49,3 +49,11 @@ class Sinks(Accumulator):
         strongest = np.take_along_axis(alpha, at[..., None], -1)[..., 0]
         where = np.where(np.isnan(strongest), np.nan, at.astype(np.float64))
         return {"sink": alpha[..., 0], "strongest": strongest, "strongest_at": where}
+
+
+def _columns(block: Block, place: npt.NDArray[np.int64]) -> Floats:
+    """`[B H R K]`: the weights on keys at `place` `[B K]`; without a copy where texts agree."""
+    first = place[0]
+    if (place == first).all() and first[-1] - first[0] == PLACES - 1:
+        return block.exact[..., first[0] : first[-1] + 1]
+    return np.asarray(np.take_along_axis(block.exact, place[:, None, None], 3))

@@ -105,26 +105,15 @@ class Where(Accumulator):
 
     def _pairs(self, block: Block) -> None:
         """What depends on both, as one product with masks over all cells."""
-        key = ("where", self.window, *block.place)
-        masks = block.texts.kept.get(key)
-        if masks is None:
-            masks = block.texts.keep(key, _pair_masks(block, self.window))
+        masks = block.once(f"pairs {self.window}", lambda: _pair_masks(block, self.window))
         batch, heads = block.weights.shape[:2]
         sums = (block.exact.reshape(batch, heads, -1) @ masks).sum(0)  # H F
         for i, name in enumerate(PAIRS[: sums.shape[1]]):
             self._add(name, block, sums[:, i])
         if sums.shape[1] == len(PAIRS):
-            self._evenly(block, masks[..., -1])
-
-    def _evenly(self, block: Block, within: Floats) -> None:
-        """What rows spread evenly would give to their own segment."""
-        share = block.counts / np.maximum(block.seen, 1)  # B 1|H R
-        within = within.reshape(len(block.weights), 1, *block.weights.shape[2:])
-        loose = (~_fixed(block) & block.keys.real & _in_segments(block))[:, None, None]
-        for name, mask in (("segment_evenly", within), ("loose_evenly", loose)):
-            seen = mask if block.allowed is None else mask * block.allowed
-            sums = (seen.sum(-1) * share).sum((0, 2))
-            self._add(name, block, np.broadcast_to(sums, (block.n_heads,)))
+            sums_evenly = block.once("evenly", lambda: _evenly(block, masks[..., -1]))
+            for name, values in zip(("segment_evenly", "loose_evenly"), sums_evenly, strict=True):
+                self._add(name, block, np.broadcast_to(values, (block.n_heads,)))
 
 
 DIAGONALS = {"previous": -1, "self": 0, "next": 1}
@@ -150,6 +139,21 @@ def _in_segments(block: Block) -> Bools:
     last = np.where(words, side.segments, -1).max(1, keepdims=True)
     first = np.where(words, side.segments, side.real.shape[1]).min(1, keepdims=True)
     return np.asarray(last > first)
+
+
+def _evenly(block: Block, within: Floats) -> tuple[Floats, Floats]:
+    """What rows spread evenly would give to their own segment, and to all that is not fixed.
+
+    `[1|H]` each. `within` `[B R·Tk]` are the cells of the own segment.
+    """
+    share = block.counts / np.maximum(block.seen, 1)  # B 1|H R
+    within = within.reshape(len(block.weights), 1, *block.weights.shape[2:])
+    loose = (~_fixed(block) & block.keys.real & _in_segments(block))[:, None, None]
+    sums = []
+    for mask in (within, loose):
+        seen = mask if block.allowed is None else mask * block.allowed
+        sums.append(np.asarray((seen.sum(-1) * share).sum((0, 2))))
+    return sums[0], sums[1]
 
 
 def _pair_masks(block: Block, window: int) -> Floats:
