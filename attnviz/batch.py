@@ -7,7 +7,7 @@ import json
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import groupby
 from pathlib import Path
@@ -378,6 +378,7 @@ class Batch:
 
     `tokens` are the sequences as given, without padding. `ids` is int64 `[B T]`, `lengths` int64
     `[B]`; `vocabulary[ids[b, t]]` is the token at that place, `[PAD]` where there is none.
+    `before`, int64 `[B]`, counts earlier tokens that are not here: their keys are in a cache.
     """
 
     tokens: tuple[Tokens, ...]
@@ -385,6 +386,7 @@ class Batch:
     lengths: npt.NDArray[np.int64]
     pad_side: str
     vocabulary: Tokens
+    before: npt.NDArray[np.int64] | None = None
 
     @property
     def size(self) -> int:
@@ -404,12 +406,13 @@ class Batch:
     @property
     def valid(self) -> npt.NDArray[np.bool_]:
         """`[B T]`: True on real tokens, False on padding."""
-        return real_places(self.positions, self.lengths)
+        return real_places(positions_of(self.lengths, self.width, self.pad_side), self.lengths)
 
     @property
     def positions(self) -> npt.NDArray[np.int64]:
         """`[B T]`: each place's index in its own sequence, 0 at its first real token."""
-        return positions_of(self.lengths, self.width, self.pad_side)
+        places = positions_of(self.lengths, self.width, self.pad_side)
+        return places if self.before is None else places + self.before[:, None]
 
     @property
     def padded_tokens(self) -> tuple[Tokens, ...]:
@@ -470,6 +473,19 @@ def make_batch(
             raise InputError(_not_known(absent.args[0], vocabulary)) from None
     lengths = np.array([len(tokens) for tokens in sequences], dtype=np.int64)
     return Batch(tuple(sequences), ids, lengths, pad_side, vocabulary)
+
+
+def after_cache(queries: Batch, keys: Batch) -> Batch:
+    """`queries` at the end of their sequence, where they are fewer than its `keys`.
+
+    So they stand when a model generates: keys of earlier tokens are in a cache, and the last query
+    is the last key's own.
+    """
+    import numpy as np
+
+    if queries.width >= keys.width:
+        return queries
+    return replace(queries, before=np.maximum(keys.lengths - queries.lengths, 0))
 
 
 def _not_known(token: str, vocabulary: Tokens) -> str:

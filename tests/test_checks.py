@@ -121,6 +121,26 @@ WRONG: dict[str, tuple[dict[str, Any], dict[str, str]]] = {
     "softmax_over_heads": ({}, {"rows": "softmax ran along the heads"}),
     "softmax_over_batch": ({}, {"rows": "softmax ran along the batch"}),
     "no_softmax": ({}, {"negative": "scores, before softmax", "rows": "scores, before softmax"}),
+    "padding_means_the_opposite": (
+        {"causal": True, "lengths": LENGTHS},
+        {
+            "leak:padding": "the padding mask looks inverted",
+            "leak:causal": "the padding mask looks inverted",
+        },
+    ),
+    "padding_means_the_opposite_minus_infinity": (
+        {"causal": True, "lengths": LENGTHS},
+        {"finite": "the padding mask looks inverted"},
+    ),
+    "zero_times_infinity": (
+        {"causal": True},
+        {"finite": "(1 - mask) * -inf, where 0 · -inf is NaN"},
+    ),
+    "logarithms": ({}, {"negative": "logarithms of weights", "rows": "logarithms of weights"}),
+    "softmax_twice": ({"causal": True}, {"leak:causal": "softmax was applied twice"}),
+    "powers_alone": ({}, {"rows": "not divided by the sum of their own row"}),
+    "infinite_powers": ({}, {"finite": "infinity / infinity is NaN"}),
+    "never_written": ({}, {"blind": "the weights were never computed"}),
     "percent": ({}, {"rows": "every row sums to 100: the weights were scaled after softmax"}),
     "thresholded": ({}, {"rows": "keys were left out after softmax"}),
     "overflow_in_half": ({}, {"finite": "in float16 a score beyond 65504 is infinite"}),
@@ -157,6 +177,18 @@ UNSEEN = {
     "scale_of_d_model": ({}, "scores are divided by √d_model = √30, not by √d_k = √10"),
     "scale_of_d_k": ({}, "scores are divided by d_k = 10, not by its root"),
     "scale_upside_down": ({}, "scores are multiplied by √d_k, not divided"),
+    "scale_of_tokens": (
+        {},
+        "scores are multiplied by 0.378, not by 1/√d_k = 0.3162: divided by √7, the root of the "
+        "number of keys",
+    ),
+    "scale_of_ones_own": ({}, "scores are multiplied by 0.25, not by 1/√d_k = 0.3162"),
+    "heads_interleaved": ({}, "view(B, T, d_k, H), where view(B, T, H, d_k)"),
+    "k_is_q": ({}, "k is q as well: scores are QQᵀ"),
+    "q_is_k": ({}, "q is k as well: scores are KKᵀ"),
+    "softmax_twice": ({"causal": True}, "softmax was applied twice"),
+    "sum_without_keepdim": ({}, "the sum has lost its axis (sum(-1, keepdim=True)"),
+    "largest_without_keepdim": ({}, "the sum has lost its axis (sum(-1, keepdim=True)"),
     "heads_by_view": ({}, "heads are cut without a transpose"),
     "keys_by_view": ({}, "the heads of k alone are cut without a transpose"),
     "q_and_k_swapped": ({}, "q and k are swapped"),
@@ -328,6 +360,14 @@ def test_wrong_rotary_positions_are_named() -> None:
         (with_positions(wrong.half_turn, at + 1, at), "positions of queries are one too high"),
         (with_positions(wrong.half_turn, at - 1, at), "positions of queries are one too low"),
         (
+            with_positions(wrong.half_turn, -at, -at),
+            "RoPE turns the wrong way, by minus the position (the sign in rotate_half)",
+        ),
+        (
+            with_positions(wrong.half_turn, 2 * at, 2 * at),
+            "q and k are turned twice: they were rotated when they were saved",
+        ),
+        (
             with_positions(wrong.neighbours_turn, at, at),
             "RoPE turns neighbours, 2i and 2i + 1, together, where numbers i and i + d/2 belong "
             "together",
@@ -396,7 +436,8 @@ def right_ones(draw: st.DrawFn) -> tuple[Any, ...]:
         (torch.randn(shape, generator=generator, dtype=torch.float64) * scale).to(dtype)
         for shape in shapes
     )
-    i, j = torch.arange(queries)[:, None], torch.arange(keys)
+    # where there are fewer queries than keys, these are the last ones
+    i, j = torch.arange(queries)[:, None] + max(keys - queries, 0), torch.arange(keys)
     told: dict[str, Any] = {}
     masks = []
     if draw(st.booleans()):
@@ -778,14 +819,70 @@ def test_segments_and_cross_attention() -> None:
     assert (leak.count, leak.worst.query_token, leak.worst.key_token) == (45, "a", "[PAD]")
 
 
-def test_queries_at_the_end_of_a_cache_are_named() -> None:
-    """Two new tokens after five in the cache: causal counts from the end."""
-    mask = np.tri(7, dtype=bool)[5:]
-    powers = np.exp(np.random.default_rng(0).normal(size=(3, 2, 7))) * mask
+def test_queries_at_the_end_of_a_cache() -> None:
+    """Three new tokens after four in the cache: causal counts from the end, as models generate."""
+    powers = np.exp(np.random.default_rng(0).normal(size=(5, 3, 7)))
+    mask = np.tri(7, dtype=bool)[4:]
+    right, torchs = (
+        powers * some / (powers * some).sum(-1, keepdims=True)
+        for some in (mask, np.tri(3, 7, dtype=bool))
+    )
+    assert not [*check(right, causal=True)]
+    assert not [*check(right, causal=True, key_lengths=[7])]
+    assert check(right, mask=mask).passed
+    # scaled_dot_product_attention(is_causal=True) counts queries from the first key
+    note = only(check(torchs, causal=True), "stricter")
+    assert note.what == (
+        "the causal mask is as if queries stood at the first keys and not at the last"
+    )
+    assert not check(powers / powers.sum(-1, keepdims=True), causal=True).passed
+
+
+def test_positions_after_a_cache() -> None:
+    """Two queries after five keys stand at 5 and 6; code that begins at 0 again is named."""
+    q, k = grouped(3, 3)
+    at = torch.arange(7)[None]
+    for q_at, causes in (
+        (at[:, 5:], []),
+        (at[:, :2], ["positions of queries begin at 0, and do not count the keys in the cache"]),
+    ):
+        turned = wrong.half_turn(q[:, :, 5:], q_at) @ wrong.half_turn(k, at).mT
+        weights = (turned / 10**0.5).masked_fill(~torch.ones(2, 7).tril(5).bool(), -torch.inf)
+        report = check(weights.softmax(-1), expect=(q[:, :, 5:], k), positions="rope", causal=True)
+        assert [finding.cause for finding in report] == causes
+
+
+def test_one_masks_mistake_explains_what_leaks_through_another() -> None:
+    """A window on both sides where a causal one was meant; the causal mask has no mistake of its
+    own that would give that."""
+    apart = np.arange(17)[:, None] - np.arange(17)
+    powers = np.exp(np.random.default_rng(0).normal(size=(3, 17, 17))) * (abs(apart) < 3)
+    report = check(powers / powers.sum(-1, keepdims=True), causal=True, window=3)
+    assert {finding.name: finding.cause for finding in report} == dict.fromkeys(
+        ["leak:causal", "leak:window 3"], "the window 3 mask is as if it reached both ways"
+    )
+
+
+@pytest.mark.parametrize("side", ["right", "left"])
+@pytest.mark.parametrize(
+    ("told", "sees"),
+    [
+        ({"causal": True}, lambda q, k: k <= q),
+        ({"window": 3}, lambda q, k: (k <= q) & (k > q - 3)),
+        ({"prefix": 2}, lambda q, k: (k <= q) | (k < 2)),
+    ],
+)
+def test_each_sequence_has_a_cache_of_its_own(side: str, told: Any, sees: Any) -> None:
+    """Keys of 11, 7 and 5 real tokens, the last two of which are the queries."""
+    lengths, keys = np.array([11, 7, 5]), np.arange(11)
+    at_k = keys - (11 - lengths if side == "left" else 0 * lengths)[:, None]
+    at_q = lengths[:, None] - 2 + np.arange(2)
+    real = (at_k >= 0) & (at_k < lengths[:, None])
+    mask = sees(at_q[:, :, None], at_k[:, None]) & real[:, None]
+    powers = np.exp(np.random.default_rng(0).normal(size=(3, 5, 2, 11))) * mask[:, None]
     weights = powers / powers.sum(-1, keepdims=True)
-    leak = only(check(weights, causal=True), "leak:causal")
-    assert leak.cause == "the causal mask is as if the last query stood at the last key"
-    assert check(weights, mask=mask).passed
+    assert check(weights, key_lengths=lengths, pad_side=side, **told).passed
+    assert not check(np.roll(weights, 1, 2), key_lengths=lengths, pad_side=side, **told).passed
 
 
 ERRORS: dict[str, tuple[dict[str, Any], type[Exception], str]] = {

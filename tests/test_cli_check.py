@@ -242,8 +242,12 @@ def test_sinks_scores_tolerance(files: dict[str, np.ndarray], capsys: Said) -> N
     assert call(["check", "off.npy"]) == 3
     assert call(["check", "off.npy", "--tolerance", "0.001"]) == 0
     right = files["right"]
-    scores = np.log(np.where(right > 0, right, 1)) + np.where(np.tri(5), 0, -np.inf)
-    np.save("scores.npy", scores)
+    logs = np.log(np.where(right > 0, right, 1)) + np.where(np.tri(5), 0, -np.inf)
+    np.save("logs.npy", logs)
+    capsys.readouterr()
+    assert call(["check", "logs.npy", "--causal"]) == 3
+    assert "these are logarithms of weights: exp of a row sums to 1" in capsys.readouterr().out
+    np.save("scores.npy", logs + 0.3)
     capsys.readouterr()
     assert call(["check", "scores.npy", "--causal"]) == 3
     assert "these look like scores, before softmax; --softmax" in capsys.readouterr().out

@@ -27,6 +27,10 @@ LEAST_DROPOUT = 0.005
 MOST_SHARED = 0.9
 """Share of the zeros that all heads may have in common before they are a mask, and no dropout."""
 
+LOGARITHMS = (
+    "these are logarithms of weights: exp of a row sums to 1 (log_softmax where softmax belongs); "
+    "--softmax turns them into weights"
+)
 SCORES = "these look like scores, before softmax; --softmax turns them into weights"
 
 Why = Callable[[int, int, Array], str]
@@ -62,13 +66,24 @@ class Causes:
                 f"a row that may see nothing{where} is NaN: softmax of a row that is -inf "
                 "everywhere. Set such rows to 0; in the next layer NaN reaches the other tokens"
             )
-        shape = self._obeyed(layer, head, place)
+        shape = self._obeyed(layer, head, place) or lookalikes.blinded(self.subject, layer)
         if shape:
             return f"{shape}; a row that sees nothing by it is NaN"
-        if not np.isnan(weights[sequence, head, query]).all():
+        row = weights[sequence, head, query]
+        if not np.isnan(row).all():
+            if np.isnan(row).any() and (np.isnan(row) | (row == 0)).all():
+                return (
+                    "NaN stands among zeros: exponentials were infinite, and infinity / infinity "
+                    "is NaN; subtract the row's largest score before exp, as softmax does"
+                )
             return "single weights are: they were changed after softmax, which gives whole rows"
         if self.subject.dtype == "float16":
             return "whole rows are NaN: in float16 a score beyond 65504 is infinite"
+        if self.seen.finite.count[layer].sum() == np.prod(weights.shape):
+            return (
+                "every row of the layer is NaN: a mask made as (1 - mask) * -inf, where 0 · -inf "
+                "is NaN (masked_fill takes -inf as it is), or a NaN in the layer's own weights"
+            )
         rows = slice(0, min(self.subject.shape[3], lookalikes.LARGEST_VIEW))
         if np.isnan(weights[sequence, head, rows]).all() and rows.stop > 1:
             return (
@@ -81,6 +96,10 @@ class Causes:
         """Why a weight is below 0."""
         sequence, query, _ = place.tolist()
         total = float(self.subject.layers[layer][sequence, head, query].sum(dtype=np.float64))
+        with np.errstate(over="ignore"):
+            powers = np.exp(self.subject.layers[layer][sequence, head, query].astype(np.float64))
+        if abs(powers.sum() - 1) < LEAST_DROPOUT:
+            return LOGARITHMS
         if abs(total - 1) < 0.02:
             return "softmax gives none: a difference of two maps, or weights changed afterwards"
         return SCORES
@@ -89,7 +108,8 @@ class Causes:
         """Why rows do not sum to 1: the axis, the mask, or what came after softmax."""
         sequence = int(place[0])
         if self.seen.negative.count[layer].any():
-            return SCORES
+            worst = int(np.argmax(self.seen.negative.size[layer]))
+            return self.negative(layer, worst, self.seen.negative.place[layer, worst])
         axis = self._axis(layer, sequence, head)
         if axis:
             return axis
@@ -153,6 +173,11 @@ class Causes:
                 "the sums are off by little: softmax in a lower precision than that of the file "
                 "(bfloat16 or float16), or heads averaged in it; --tolerance accepts it"
             )
+        if off[real].max(initial=0) > 1 and (good > 1).mean() > 0.2:
+            return (
+                "rows sum to far more than 1, each to another number: exponentials that were not "
+                "divided by the sum of their own row (sum(-1, keepdim=True))"
+            )
         return "weights were changed after softmax: thresholded, averaged, or cut off"
 
     def leak(self, mask: int, layer: int, head: int, place: Array) -> str:
@@ -162,6 +187,9 @@ class Causes:
         if heads_obey and lookalikes.of_other_sequences(self.subject, mask, layer):
             return lookalikes.OTHER_SEQUENCE.format(mask=told.name)
         words = lookalikes.explain(self.subject, mask, layer, head, place)
+        if words:
+            return words
+        words = self._obeyed(layer, head, place) or lookalikes.blinded(self.subject, layer)
         if words:
             return words
         sequence, query, _ = place.tolist()
@@ -181,7 +209,10 @@ class Causes:
         for i, leaks in enumerate(self.seen.leaks):
             if leaks.count[layer].any():
                 worst = int(np.argmax(leaks.size[layer]))
-                return lookalikes.explain(self.subject, i, layer, worst, leaks.place[layer, worst])
+                at = leaks.place[layer, worst]
+                words = lookalikes.explain(self.subject, i, layer, worst, at)
+                if words:
+                    return words
         for i in range(len(self.subject.told)):
             words = lookalikes.explain(self.subject, i, layer, head, place)
             if words:

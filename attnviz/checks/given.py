@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from attnviz.batch import PAD_SIDES, Batch, make_batch
+from attnviz.batch import PAD_SIDES, Batch, after_cache, make_batch
 from attnviz.checks.subject import Bfloat16, Mask, Subject, Told
 from attnviz.errors import InputError, printable
 from attnviz.result import AttentionResult
@@ -54,7 +54,7 @@ def make_subject(
         key_tokens = tokens
     queries = _batch("", lengths, tokens, batch, n_queries, side)
     keys = _batch("key_", key_lengths, key_tokens, batch, n_keys, side)
-    return Subject(layers, queries, keys, named=tokens is not None)
+    return Subject(layers, after_cache(queries, keys), keys, named=tokens is not None)
 
 
 def _from_result(
@@ -80,6 +80,8 @@ def _from_result(
     if not result.allowed.all():
         allowed, name = result.allowed, ", ".join(result.masks) or "saved"
         told = (Told(name, "run", lambda layer, b, rows: allowed[layer, b][:, rows]),)
+    if result.masks == ("unknown",):  # a bare array once
+        sides[0] = after_cache(*sides)
     parts = [*result.notes, *(["a part of a map"] if result.is_part else [])]
     return Subject(
         list(result.attention),

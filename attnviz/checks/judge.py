@@ -135,7 +135,20 @@ class Judge:
                     "weight",
                     chosen=some,
                 )
-        if self.seen.blind:
+        rows = self.subject.shape[2] * int(self.subject.query_valid.sum())
+        empty = self.seen.blind.count.sum(1) == rows
+        if empty.any() and not self.subject.told:
+            yield self._finding(
+                "blind",
+                True,
+                "layers of nothing but zeros",
+                "the weights were never computed, or not written to where they were saved from",
+                "row",
+                self.seen.blind,
+                "sum",
+                layers={*np.flatnonzero(empty).tolist()},
+            )
+        if self.seen.blind.count[~empty].any() or (self.seen.blind and self.subject.told):
             yield self._finding(
                 "blind",
                 False,
@@ -147,6 +160,7 @@ class Judge:
                 "row",
                 self.seen.blind,
                 "sum",
+                None if self.subject.told else {*np.flatnonzero(~empty).tolist()},
             )
 
     def dead_and_sunken(self) -> Iterator[Finding]:

@@ -100,6 +100,10 @@ FILLED = (
     "the {mask} mask put one number in place of the scores that it forbids, and not -inf: in each "
     "row all forbidden weights are equal (masked_fill(mask, 1e-9) for -1e9, or scores * mask)"
 )
+TWICE = (
+    "softmax was applied twice: what the {mask} mask forbids is 0 after the first, and has "
+    "exp(0) of the second"
+)
 TOO_SMALL = (
     "the {mask} mask was added, but its number is too small: forbidden weights are small and not 0 "
     "(use -inf, or torch.finfo(dtype).min)"
@@ -143,6 +147,9 @@ def _by_size(map_: Array, allowed: Mask, real: npt.NDArray[np.bool_], name: str)
     if (most > 0).mean() < MOST_ROWS:
         return ""  # single leaks
     if (most == least).all() and not even[free.sum(-1) > 1].all():
+        inner = np.where(free, np.log(np.maximum(weights, 1e-300) / most[:, None]), 0).sum(-1)
+        if (np.abs(inner - 1) < 0.01).all():  # weights of a first softmax sum to 1
+            return TWICE.format(mask=name)
         return FILLED.format(mask=name)
     typical = np.where(free, weights, 0).sum(-1) / free.sum(-1)
     if (most <= 0.05 * typical).all():
@@ -244,6 +251,53 @@ def of_other_sequences(subject: Subject, number: int, layer: int) -> bool:
             if ((np.abs(map_) > 0) & ~other)[judged].any():
                 return False
     return True
+
+
+def blinded(subject: Subject, layer: int) -> str:
+    """Which mask, mistaken, leaves a layer's rows nothing to see, as they look; "" where none.
+
+    A row that sees nothing is uniform (-1e9), NaN (-inf) or zeros. Exactly those rows must be so
+    that have nothing left when one of the masks is something else, or all are inverted.
+    """
+    _, batch, heads, queries, keys = subject.shape
+    if not subject.told or queries * keys > LARGEST_VIEW**2 or keys < 2:
+        return ""
+    rows = slice(0, queries)
+    agree: dict[str, bool] = {}
+    for sequence in range(min(batch, MOST_SEQUENCES)):
+        map_ = subject.layers[layer][sequence]
+        seen = np.nan_to_num(map_) != 0
+        blind = (map_ == map_[..., :1]).all(-1) | np.isnan(map_).all(-1)
+        masks = [told.allows(layer, sequence, rows) for told in subject.told]
+        for words, together in _mistaken(subject, masks):
+            allows = np.broadcast_to(together, (heads, queries, keys))
+            counts = subject.query_valid[sequence] | ~blind.all(0)  # padding may be left as it is
+            fits = (blind == ~allows.any(-1))[:, counts].all()
+            leaks = (seen & ~allows)[:, counts][~blind[:, counts]].any()
+            agree[words] = agree.get(words, True) and bool(fits and not leaks)
+    return next((words for words, fits in agree.items() if fits and words), "")
+
+
+MOST_SEQUENCES = 16
+"""Sequences of a layer that `blinded` looks at."""
+
+
+def _mistaken(subject: Subject, masks: list[Mask]) -> Iterator[tuple[str, Mask]]:
+    """All masks together as they are, and with one or all of them mistaken, in words."""
+    whole = all_of(masks)
+    assert whole is not None
+    yield "", whole
+    for i, told in enumerate(subject.told):
+        for name in ("inverted", "transposed", "mirrored"):
+            changed = MISTAKES[name](masks[i])
+            if changed is not None and (name != "mirrored" or told.kind == "padding"):
+                together = all_of([*masks[:i], changed, *masks[i + 1 :]])
+                assert together is not None
+                looks = CAUSES["inverted"] if name == "inverted" else f"the {{mask}} mask is {name}"
+                yield f"{looks.format(mask=told.name)}; together nothing is left to see", together
+    if len(masks) > 1:
+        names = " and ".join(told.name for told in subject.told)
+        yield CAUSES["inverted"].format(mask=names), ~whole
 
 
 # ── what the masks allow and nobody uses ─────────────────────────────────────────────────────

@@ -139,6 +139,55 @@ def _of_scale(case: Case) -> Iterator[Mistake]:
             yield Mistake(words, changed.weights, changed)
 
 
+def of_other_scale(case: Case, weights: Floats, real: Mask) -> Iterator[Mistake]:
+    """Weights that are right but for a number that all scores were multiplied by.
+
+    In a row, logarithms of weights differ as scores do: the number is a regression's slope. `real`
+    `[B Tq]` is True where queries are no padding.
+    """
+    scores = case.scores()
+    seen = (weights > 1e-6) & real[:, None, :, None]
+    if case.allowed is not None:
+        seen &= case.allowed
+    if not seen.any():
+        return
+    n = np.maximum(seen.sum(-1, keepdims=True), 1)
+    logs = np.where(seen, np.log(np.where(seen, weights, 1.0)), 0.0)
+    logs -= np.where(seen, logs.sum(-1, keepdims=True) / n, 0.0)
+    scores = np.where(seen, scores, 0.0)
+    scores -= np.where(seen, scores.sum(-1, keepdims=True) / n, 0.0)
+    size = float((scores**2).sum())
+    if size == 0:
+        return
+    factor = float((logs * scores).sum()) / size
+    if not np.isfinite(factor) or abs(factor) < 1e-6 or abs(factor - 1) < 1e-3:
+        return
+    changed = replace(case, scale=case.by * factor)
+    yield Mistake(
+        f"scores are multiplied by {case.by * factor:.4g}, not by 1/√d_k = {case.by:.4g}"
+        f"{_as_if(case, case.by * factor)}",
+        changed.weights,
+        changed,
+    )
+
+
+def _as_if(case: Case, scale: float) -> str:
+    """Where a scale may come from, as far as it is the root of a size."""
+    batch, heads, queries, d_k = case.q.shape
+    sizes = {
+        "the number of keys": case.k.shape[2],
+        "the number of queries": queries,
+        "the sequences": batch,
+        "2·d_k": 2 * d_k,
+        "2·d_model": 2 * heads * d_k,
+    }
+    for what, size in sizes.items():
+        for shown, value in ((f"√{size}", size**-0.5), (f"{size}", 1 / size)):
+            if abs(scale / value - 1) < 1e-3:
+                return f": divided by {shown}, {'the root of ' * ('√' in shown)}{what}"
+    return ""
+
+
 def _of_masks(case: Case) -> Iterator[Mistake]:
     words = {
         "inverted": "the {mask} mask is inverted: what it forbids is what is seen",
@@ -225,6 +274,30 @@ def _of_axes(case: Case) -> Iterator[Mistake]:
     if case.q.shape[2] == case.k.shape[2] and case.q.shape[1] == case.k.shape[1]:
         swapped = replace(case, q=case.k, k=case.q, q_at=case.k_at, k_at=case.q_at)
         yield Mistake("q and k are swapped: scores are KQᵀ", swapped.weights, swapped)
+        for words, changed in (
+            ("k is q as well: scores are QQᵀ", replace(case, k=case.q)),
+            ("q is k as well: scores are KKᵀ", replace(case, q=case.k)),
+        ):
+            yield Mistake(words, changed.weights, changed)
+    yield Mistake("softmax was applied twice", lambda: softmax(case.weights()), case)
+    if case.q.shape[2] == case.k.shape[2]:
+        words = (
+            "each column is divided by the sum of a row: the sum has lost its axis "
+            "(sum(-1, keepdim=True), in NumPy keepdims)"
+        )
+        for own_top in (False, True):
+            yield Mistake(words, partial(_without_keepdim, case, own_top), case)
+
+
+def _without_keepdim(case: Case, own_top: bool) -> Floats:
+    """exp(scores) / exp(scores).sum(-1) of each head, less the largest score of row or head."""
+    scores = case.scores()
+    if case.allowed is not None:
+        scores = np.where(case.allowed, scores, -np.inf)
+    top = scores.max(-1 if own_top else (-2, -1), keepdims=True)
+    powers = np.exp(scores - np.where(np.isfinite(top), top, 0.0))
+    total = powers.sum(-1)[..., None, :]
+    return np.asarray(powers / np.where(total > 0, total, 1.0))
 
 
 def _of_heads(case: Case) -> Iterator[Mistake]:
@@ -240,6 +313,12 @@ def _of_heads(case: Case) -> Iterator[Mistake]:
     ):
         words = f"the heads of {name} alone are cut without a transpose"
         yield Mistake(words, changed.weights, changed)
+    both = replace(case, q=_interleaved(case.q), k=_interleaved(case.k))
+    words = (
+        "heads are taken apart in the wrong order: view(B, T, d_k, H), where view(B, T, H, d_k) "
+        "has the numbers of a head side by side"
+    )
+    yield Mistake(words, both.weights, both)
     times = case.n_heads // case.k.shape[1]
     if times > 1:
         tiled = replace(case, k=np.tile(case.k, (1, times, 1, 1)))
@@ -249,6 +328,13 @@ def _of_heads(case: Case) -> Iterator[Mistake]:
             tiled.weights,
             tiled,
         )
+
+
+def _interleaved(heads: Floats) -> Floats:
+    """What `view(B, T, d, H)` of `[B T H·d]` makes of right heads `[B H T d]`."""
+    batch, n, tokens, width = heads.shape
+    merged = heads.transpose(0, 2, 1, 3)
+    return merged.reshape(batch, tokens, width, n).transpose(0, 3, 1, 2)
 
 
 def _of_positions(case: Case) -> Iterator[Mistake]:
@@ -279,15 +365,23 @@ def _of_positions(case: Case) -> Iterator[Mistake]:
             changed.weights,
             changed,
         )
+        for words, times in (
+            ("q and k are turned twice: they were rotated when they were saved", 2),
+            ("RoPE turns the wrong way, by minus the position (the sign in rotate_half)", -1),
+        ):
+            changed = replace(case, q_at=times * case.q_at, k_at=times * case.k_at)
+            yield Mistake(words, changed.weights, changed)
         for base in BASES:
             if base != told.base:
                 changed = replace(case, positions=replace(told, base=base))
                 yield Mistake(f"RoPE has the base {base:.0f}", changed.weights, changed)
     places_q, places_k = (np.arange(at.shape[1])[None] + 0 * at for at in (case.q_at, case.k_at))
+    before = max(places_k.shape[1] - places_q.shape[1], 0)  # keys in a cache
     counted = "positions of {} count the padding on the left, those of {} do not"
     for words, q_at, k_at in (
         (counted.format("keys", "queries"), None, places_k),
-        (counted.format("queries", "keys"), places_q, None),
+        (counted.format("queries", "keys"), places_q + before, None),
+        ("positions of queries begin at 0, and do not count the keys in the cache", places_q, None),
         ("positions of queries are one too high", case.q_at + 1, None),
         ("positions of queries are one too low", case.q_at - 1, None),
         ("queries are turned by no position: all stand at 0", 0 * case.q_at, None),

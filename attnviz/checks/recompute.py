@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 from typing import Any
 
 import numpy as np
 
 from attnviz.checks.finding import Finding, InHead, Place
-from attnviz.checks.mistakes import Case, Mistake, Positions, mistakes
+from attnviz.checks.mistakes import Case, Mistake, Positions, mistakes, of_other_scale
 from attnviz.checks.precision import ROUNDOFF, precision_of
 from attnviz.checks.scan import Block, Tally, blocks
 from attnviz.checks.subject import Array, Mask, Subject
@@ -196,7 +197,7 @@ def _explain(
         p = _dropout(weights, case.weights(), real)
         if p is not None:
             return f"dropout: weights are 0 or divided by 1 - p, p about {p:.2f}", False
-    for mistake in mistakes(case):
+    for mistake in chain(mistakes(case), of_other_scale(case, weights.astype(np.float64), real)):
         if only in (None, mistake.words) and _agrees(weights, real, mistake, sinks):
             return mistake.words, mistake.fails
     words = (

@@ -42,7 +42,7 @@ def with_masks(
                 kind,
                 _rows_of(rule, heads, n_queries, n_keys),
                 {
-                    words.replace("_", " "): _pattern(cells, n_queries, n_keys)
+                    words.replace("_", " "): _pattern(cells, n_queries, n_keys, queries.before)
                     for words, cells in mistakes.items()
                 },
             )
@@ -51,9 +51,13 @@ def with_masks(
     if subject.hides_padding and not keys.valid.all():
         tell(masks.padding(keys), "padding")
     if causal:
-        later = n_keys - n_queries
-        ends = {"the_last_query_stood_at_the_last_key": lambda q, k: k <= q + later}
-        tell(masks.causal(queries, keys), "causal", **(ends if later > 0 else {}))
+        before = n_keys - n_queries
+        starts = {
+            "queries_stood_at_the_first_keys_and_not_at_the_last": lambda q, k: k <= q - before
+        }
+        ends = {"queries_stood_at_the_last_keys": lambda q, k: k <= q + before}
+        others = starts if queries.before is not None else ends
+        tell(masks.causal(queries, keys), "causal", **(others if before > 0 else {}))
     if window is not None:
         check_size("window", window)
         tell(
@@ -106,11 +110,12 @@ def _rows_of(rule: Rule, heads: int, queries: int, keys: int) -> Callable[[int, 
 
 
 def _pattern(
-    cells: Callable[[Array, Array], Mask], queries: int, keys: int
+    cells: Callable[[Array, Array], Mask], queries: int, keys: int, before: Array | None
 ) -> Callable[[int, int, Rows], Mask]:
-    """A mask over places in the array, the same everywhere."""
+    """A mask over places in the array, the same everywhere; queries may follow on a cache."""
 
-    def allows(_layer: int, _sequence: int, rows: Rows) -> Mask:
-        return cells(np.arange(queries)[rows][:, None], np.arange(keys)[None, :])[None]
+    def allows(_layer: int, sequence: int, rows: Rows) -> Mask:
+        first = 0 if before is None else before[sequence]
+        return cells(first + np.arange(queries)[rows][:, None], np.arange(keys)[None, :])[None]
 
     return allows

@@ -236,11 +236,17 @@ def _open(file: Path, array: ArrayFlags, masking: ObeyedFlags) -> _Opened:
     subject = with_masks(
         subject, masking.causal, masking.window, masking.prefix, masking.segments, mask, name
     )
+    if subject.queries.before is not None and (masking.causal or masking.window or masking.prefix):
+        notices.append(
+            f"{subject.queries.width} queries stand at the end of {subject.keys.width} keys, as "
+            "after a cache"
+        )
     return _Opened(subject, notices)
 
 
 def _bare(found: Any, array: ArrayFlags, masking: ObeyedFlags) -> Subject:
     """A bare array, its numbers left on disk as far as they can be."""
+    from attnviz.batch import after_cache
     from attnviz.checks.given import is_bfloat16, lengths_of
     from attnviz.checks.subject import Bfloat16, Subject
     from attnviz.result import FLOATS
@@ -262,7 +268,7 @@ def _bare(found: Any, array: ArrayFlags, masking: ObeyedFlags) -> Subject:
         layers = list(found.layers)
     else:
         layers = list(found.read(queries, keys, softmax=array.softmax).attention)
-    return Subject(layers, queries, keys, named=array.tokens is not None)
+    return Subject(layers, after_cache(queries, keys), keys, named=array.tokens is not None)
 
 
 def _as_it_is(dtype: Any, floats: Sequence[Any]) -> bool:

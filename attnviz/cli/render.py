@@ -161,6 +161,7 @@ def _of_part(opened: _Opened, part: AttentionResult) -> _Opened:
 
 
 def _open(file: Path, array: ArrayFlags) -> _Opened:
+    from attnviz.batch import after_cache
     from attnviz.result import AttentionResult, batches_of
     from attnviz.sources.from_arrays import open_attention, refuse_for_saved_run
 
@@ -175,6 +176,7 @@ def _open(file: Path, array: ArrayFlags) -> _Opened:
         array.lengths_of("key_lengths"),
         array.pad_side,
     )
+    queries = after_cache(queries, keys)  # masks count from there
     return _Opened(found, queries, keys, found.shape, range(found.shape[0]), found.notices)
 
 
@@ -223,6 +225,8 @@ def _mask(opened: _Opened, masking: MaskFlags) -> tuple[Mask, list[str], list[st
     require_memory(3 * cells, f"a mask of {batch} × {n_queries} × {n_keys}", "give fewer sequences")
     allowed = build(rules, batch, n_heads, n_queries, n_keys)
     names = [rule.name for rule in rules]
+    if opened.queries.before is not None and (masking.causal or masking.window or masking.prefix):
+        notices.append(f"{n_queries} queries stand at the end of {n_keys} keys, as after a cache")
     return None if allowed is None else allowed.numpy(), names, notices
 
 

@@ -116,6 +116,21 @@ def padding_other_side(x):
     return x.scores.masked_fill(~left[:, None, None], float("-inf")).softmax(-1)
 
 
+def padding_means_the_opposite(x):
+    """Two masks in one, of which one says True for keep and the other True for drop."""
+    padded = ~x.real[:, None, None]
+    return x.scores.masked_fill(~(x.causal & padded), -1e9).softmax(-1)  # wrong: ~padded
+
+
+def padding_means_the_opposite_minus_infinity(x):
+    padded = ~x.real[:, None, None]
+    return x.scores.masked_fill(~(x.causal & padded), float("-inf")).softmax(-1)  # wrong
+
+
+def zero_times_infinity(x):
+    return (x.scores + (1 - x.causal.float()) * float("-inf")).softmax(-1)  # wrong: 0 · -inf
+
+
 def padding_one_too_many(x):
     real = torch.arange(TOKENS) <= torch.tensor(LENGTHS)[:, None]  # wrong: <
     return x.scores.masked_fill(~real[:, None, None], float("-inf")).softmax(-1)
@@ -181,6 +196,40 @@ def no_softmax(x):
     return x.scores  # wrong: scores were saved
 
 
+def logarithms(x):
+    return x.scores.log_softmax(-1)  # wrong: softmax
+
+
+def softmax_twice(x):
+    weights = x.scores.masked_fill(~x.causal, float("-inf")).softmax(-1)
+    return weights.softmax(-1)  # wrong: the layer's output is no input of the loss
+
+
+def powers_alone(x):
+    return x.scores.exp()  # wrong: not divided
+
+
+def sum_without_keepdim(x):
+    """Head by head, as people write it in NumPy."""
+    powers = [[head.exp() for head in heads] for heads in x.scores]
+    made = [torch.stack([p / p.sum(-1) for p in heads]) for heads in powers]  # wrong: keepdim
+    return torch.stack(made)
+
+
+def largest_without_keepdim(x):
+    made = (x.scores - x.scores.amax(-1, keepdim=True)).exp()
+    return torch.stack([torch.stack([p / p.sum(-1) for p in heads]) for heads in made])  # wrong
+
+
+def infinite_powers(x):
+    powers = (20 * x.scores).half().exp()  # wrong: the largest score was not subtracted
+    return powers / powers.sum(-1, keepdim=True)
+
+
+def never_written(x):
+    return torch.zeros_like(x.scores)  # wrong: a buffer that nothing filled
+
+
 def percent(x):
     return 100 * x.scores.softmax(-1)  # wrong
 
@@ -223,6 +272,28 @@ def scale_of_d_k(x):
 
 def scale_upside_down(x):
     return (x.heads(x.q) @ x.heads(x.k).mT * sqrt(WIDTH)).softmax(-1)  # wrong
+
+
+def scale_of_tokens(x):
+    k = x.heads(x.k)
+    return (x.heads(x.q) @ k.mT / sqrt(k.size(-2))).softmax(-1)  # wrong: size(-1)
+
+
+def scale_of_ones_own(x):
+    return (x.heads(x.q) @ x.heads(x.k).mT / 4).softmax(-1)  # wrong: a number in the code
+
+
+def heads_interleaved(x):
+    q, k = (y.view(BATCH, TOKENS, WIDTH, HEADS).permute(0, 3, 1, 2) for y in (x.q, x.k))  # wrong
+    return (q @ k.mT / sqrt(WIDTH)).softmax(-1)
+
+
+def k_is_q(x):
+    return (x.heads(x.q) @ x.heads(x.q).mT / sqrt(WIDTH)).softmax(-1)  # wrong: copied line
+
+
+def q_is_k(x):
+    return (x.heads(x.k) @ x.heads(x.k).mT / sqrt(WIDTH)).softmax(-1)  # wrong: copied line
 
 
 def heads_by_view(x):
