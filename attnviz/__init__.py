@@ -6,9 +6,11 @@
 from __future__ import annotations
 
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
 
+TYPE_CHECKING = False  # as `typing` has it, which takes longer to import than all of this
 if TYPE_CHECKING:
+    from typing import Any
+
     from attnviz.attention import MultiHeadAttention, scaled_dot_product_attention
     from attnviz.checks import assert_attention, check
     from attnviz.comparison import compare

@@ -1,22 +1,25 @@
-"""`attnviz`, and `python -m attnviz`. What must happen before anything large is imported."""
+"""`attnviz`, and `python -m attnviz`: what must happen before anything large is imported."""
 
 from __future__ import annotations
 
 import gc
 import os
 import signal
-from types import FrameType
-from typing import NoReturn
 
-from attnviz.errors import STOPPED
+from attnviz.cli import STOPPED
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from types import FrameType
+    from typing import NoReturn
 
 
 def main() -> NoReturn:
     """Run the program and exit with its code."""
-    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # none under nohup, say
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # it is ignored under nohup
         signal.signal(signal.SIGINT, _stop)
     # Importing torch makes half a million objects that live until the end. To look for garbage
-    # among them every 700 objects, as Python does, costs a quarter of a short run.
+    # among them after every 700, as Python does, costs a quarter of a short run.
     gc.set_threshold(100_000, 20, 20)
 
     from attnviz.cli.main import main as run

@@ -4,9 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-STOPPED = "stopped; no file was left half written"
-"""What is said when a person, or the system, ends the program."""
-
 
 class AttnvizError(Exception):
     """A failure that has been understood: its text is one line that a person can act on.

@@ -14,9 +14,10 @@ from typing import Annotated, Any, NoReturn
 import typer
 
 from attnviz import __version__
+from attnviz.cli import STOPPED
 from attnviz.cli.commands import SETTINGS, Commands
 from attnviz.cli.console import close_output, is_unread
-from attnviz.errors import STOPPED, AttnvizError, printable
+from attnviz.errors import AttnvizError, printable
 
 app = typer.Typer(
     name="attnviz",
@@ -121,7 +122,7 @@ def _fail(message: str, code: int) -> int:
     if message:
         try:
             print(f"attnviz: {printable(message, limit=1000)}", file=sys.stderr)  # noqa: T201
-        except BrokenPipeError:
+        except OSError:  # nobody reads, or the disk is full
             close_output()
     return code
 

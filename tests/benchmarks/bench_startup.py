@@ -19,11 +19,17 @@ PROGRAM = [sys.executable, "-m", "attnviz"]
 TORCH = [sys.executable, "-c", "import torch"]
 SENTENCE = "The vase fell off the shelf because it was too narrow"  # 11 words; a full stop makes 12
 
+SAVED = ["run", SENTENCE, "--causal", "-q", "-o"]  # what the other commands read
+
 COMMANDS = {
     "run, 12 tokens, 8 heads, all pictures": (["run", SENTENCE + ".", "--force", "-q"], 1.15),
     "shapes": (["shapes", "--len", "1024"], 0.95),
     "explain": (["explain", SENTENCE], 1.0),
-    "run --help": (["run", "--help"], 0.12),
+    "render a saved run, all pictures": (["render", "a.npz", "--force", "-q"], 1.15),
+    "check a saved run": (["check", "a.npz"], 1.0),
+    "compare two saved runs": (["compare", "a.npz", "b.npz"], 1.0),
+    "stats of a text, no model": (["stats", SENTENCE], 1.0),
+    "run --help": (["run", "--help"], 0.15),  # rich lays out over seventy flags
     "--help": (["--help"], 0.12),
 }
 
@@ -44,6 +50,8 @@ def seconds(command: list[str], folder: str) -> tuple[float, float]:
 def main() -> None:
     rounds = int(sys.argv[1]) if len(sys.argv) > 1 else 7
     with tempfile.TemporaryDirectory() as folder:
+        for saved in ("a.npz", "b.npz"):
+            seconds([*PROGRAM, *SAVED, saved], folder)
         for name, (arguments, bar) in COMMANDS.items():
             ours, theirs = [], []
             for _ in range(rounds + 1):  # the first round warms the disk cache
