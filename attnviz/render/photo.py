@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from attnviz.errors import InputError
 from attnviz.render.explain import find_query
-from attnviz.render.furniture import MARGIN, Pair, Subject, draw_paragraph
+from attnviz.render.furniture import MARGIN, Pair, Subject, count, draw_paragraph
 from attnviz.render.look import Look
 from attnviz.render.overview import grid
 from attnviz.render.raster import rasterize, write_png
@@ -210,7 +210,8 @@ class _Page:
             row, column = np.unravel_index(int(shares.argmax()), shares.shape)
             most = f"r{row}c{column} gets most, {shares.max():.2f}"
             said.append(f"{subject.name(layer, head)}: {most}")
-        return f"{title}, {len(subject.pairs)} heads. {subject.caption}. {'; '.join(said)}."
+        heads = count(len(subject.pairs), "head")
+        return f"{title}, {heads}. {subject.caption}. {'; '.join(said)}."
 
 
 def _outline(patch: Pixels) -> None:
