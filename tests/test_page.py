@@ -315,6 +315,24 @@ def test_padding_on_the_left_is_found(tmp_path: Path) -> None:
     assert [s["keyReal"] for s in one] == [[0, 7], [1, 7], [6, 7]]
 
 
+def test_prompt_and_answer_are_told_apart(tmp_path: Path) -> None:
+    plain, right = make_result(), make_result(n_prompt=(3, 2, 0), notes=("made so",))
+    left = make_result(n_prompt=(3, 2, 0), pad_side="left")
+    answers = [
+        [s["answer"] for s in written(tmp_path, result).run["sequences"]]
+        for result in (plain, right, left)
+    ]
+    assert answers == [[None] * 3, [3, 2, 0], [3, 3, 0]]
+    written_by_model = "the model wrote what stands after the line, in bold in the text"
+    assert written(tmp_path, right).run["notes"] == ["made so", written_by_model]
+    assert written(tmp_path, plain).run["notes"] == []
+
+
+def test_what_is_known_of_pieces_is_no_line_of_the_page(tmp_path: Path) -> None:
+    config = {"model": "m", "query_pieces": [{}] * 3, "key_pieces": [{}] * 3}
+    assert written(tmp_path, make_result(config=config)).run["config"] == [["model", "m"]]
+
+
 def test_the_facts_of_the_run(tmp_path: Path) -> None:
     config = {"d_model": 64, "positions": "none", "broken": float("nan")}
     result = make_result(config=config, trained=False)

@@ -24,6 +24,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from attnviz.merging import NAMES
 from attnviz.pooled import PooledResult
 from attnviz.result import AttentionResult
 from attnviz.trace import Step
@@ -139,7 +140,9 @@ def run_facts(
         "trained": result.trained,
         "masks": list(result.masks),
         "notes": list(result.notes) if isinstance(result, AttentionResult) else [],
-        "config": [[str(key), _shown(value)] for key, value in result.config.items()],
+        "config": [
+            [str(key), _shown(value)] for key, value in result.config.items() if key not in NAMES
+        ],
         "command": command,
         "versions": _versions(),
         "heads": [[result.layer_numbers[layer], head] for layer, head in heads],

@@ -80,6 +80,9 @@ WEIGHTS_BUDGET = 9_500_000
 """Characters of weights in one file, so that 144 heads of 512 tokens stay below 10 MB. Where they
 would be more, steps are made coarser, and the page says how coarse."""
 
+WRITTEN = "the model wrote what stands after the line, in bold in the text"
+"""What the page says of a prompt and its answer."""
+
 Codes = npt.NDArray[np.uint8] | npt.NDArray[np.uint16]
 
 
@@ -106,6 +109,7 @@ def write_page(
     error = max((w.error for w in weights), default=0.0)
     document = {
         **run_facts(result, chosen, steps, command),
+        "notes": [*result.notes, *([WRITTEN] if result.n_prompt else [])],
         "queries": result.attention.shape[3],
         "keys": result.attention.shape[4],
         "measures": MEASURES,
@@ -268,6 +272,7 @@ def _sequence(
         "keyTokens": list(result.key_tokens[s]) if result.is_cross else None,
         "queryReal": _real(result.query_valid[s]),
         "keyReal": _real(result.key_valid[s]),
+        "answer": _real(result.query_valid[s])[0] + result.n_prompt[s] if result.n_prompt else None,
         "masks": masks,
         "low": [w.low for w in own],
         "step": [w.step for w in own],

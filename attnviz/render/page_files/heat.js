@@ -110,6 +110,20 @@ function labelItems(plot, x0, x1, y0, y1) {
   return items;
 }
 
+// The line between what a model was given and what it wrote, through labels and cells.
+function answerItems({ head, layout, cell, at }) {
+  const { answer } = facts.sequences[head.sequence];
+  if (answer === null) return [];
+  const { left, top, plotWidth, plotHeight } = layout;
+  const above = top - (layout.slant ? 6 : 26); // slanted labels lie across a longer line
+  const stroke = colours.css("ink");
+  const [x, y] = [left + (answer - at.x) * cell, top + (answer - at.y) * cell];
+  const items = [];
+  if (y >= top && y <= top + plotHeight) items.push({ kind: "line", x0: 26, y0: y, x1: left + plotWidth, y1: y, stroke });
+  if (!facts.cross && x >= left && x <= left + plotWidth) items.push({ kind: "line", x0: x, y0: above, x1: x, y1: top + plotHeight, stroke });
+  return items;
+}
+
 function numberItems({ head, layout, cell, at }, x0, x1, y0, y1) {
   const items = [];
   const { left, top } = layout;
@@ -154,7 +168,7 @@ export function items(plot) {
   }
   if (cell >= NUMBERS_FROM) found.push(...numberItems(plot, x0, x1, y0, y1));
   found.push({ kind: "rect", x: left - 0.5, y: top - 0.5, w: plotWidth + 1, h: plotHeight + 1, stroke: colours.css("line") });
-  found.push(...labelItems(plot, x0, x1, y0, y1));
+  found.push(...answerItems(plot), ...labelItems(plot, x0, x1, y0, y1));
   return found;
 }
 

@@ -33,8 +33,9 @@ export function view(side) {
       const real = all.slice(start, end);
       first = start;
       made.dir = tokens.direction(real);
+      const answer = which === "keys" ? null : one.answer; // what the model wrote itself
       spans = real.map((token, i) => el("span", {
-        role: "option", id: `${which}-${start + i}`, "data-at": start + i, "aria-label": `${parts.label(token, 60)}`,
+        class: answer !== null && start + i >= answer ? "answer" : "", role: "option", id: `${which}-${start + i}`, "data-at": start + i, "aria-label": `${parts.label(token, 60)}`,
       }));
       const pieces = tokens.asText(real);
       spans.forEach((span, i) => { span.textContent = tokens.shorten(pieces[i].text, 80); });
