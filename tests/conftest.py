@@ -1,12 +1,18 @@
-"""What all tests share: repeatable hypothesis runs, and an empty folder to stand in."""
+"""What all tests share: repeatable hypothesis runs, an empty folder to stand in, a browser."""
 
 from __future__ import annotations
 
 import os
+import shutil
+from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import settings
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser, Page
 
 # A slow machine must not fail a test, so no deadline; in CI the same examples every time.
 settings.register_profile("local", deadline=None, max_examples=50)
@@ -19,3 +25,35 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """An empty folder that is the current one, so that messages name its files without a path."""
     monkeypatch.chdir(tmp_path)
     return Path()
+
+
+FLAGS = [
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+    "--no-first-run",
+]
+
+
+@pytest.fixture(scope="session")
+def browser() -> Iterator[Browser]:
+    from playwright.sync_api import sync_playwright
+
+    names = ("chromium", "chromium-browser", "google-chrome")
+    found = next(filter(None, map(shutil.which, names)), None)
+    if found is None:
+        pytest.fail(f"none of {', '.join(names)} is on the path; on Debian: apt install chromium")
+    with sync_playwright() as playwright:
+        chromium = playwright.chromium.launch(executable_path=found, args=FLAGS)
+        yield chromium
+        chromium.close()
+
+
+@pytest.fixture(scope="session")
+def tab(browser: Browser) -> Page:
+    """One tab for all tests: a new one each time would take most of their time."""
+    one = browser.new_page()
+    one.set_default_timeout(5000)
+    return one

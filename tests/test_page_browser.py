@@ -20,35 +20,13 @@ from xml.etree import ElementTree as ET
 import numpy as np
 import pytest
 from axe_playwright_python.sync_playwright import Axe
-from playwright.sync_api import Browser, Page, expect, sync_playwright
+from playwright.sync_api import Browser, Page, expect
 
 from attnviz.render import page as writer
 from attnviz.render.page import write_page
 from attnviz.result import AttentionResult
 from attnviz.stats import measure
 from attnviz.trace import EXPLANATIONS, Step
-
-FLAGS = [
-    "--no-sandbox",
-    "--disable-gpu",
-    "--disable-background-networking",
-    "--disable-component-update",
-    "--disable-sync",
-    "--no-first-run",
-]
-
-
-@pytest.fixture(scope="session")
-def browser() -> Iterator[Browser]:
-    names = ("chromium", "chromium-browser", "google-chrome")
-    found = next(filter(None, map(shutil.which, names)), None)
-    if found is None:
-        pytest.fail(f"none of {', '.join(names)} is on the path; on Debian: apt install chromium")
-    with sync_playwright() as playwright:
-        chromium = playwright.chromium.launch(executable_path=found, args=FLAGS)
-        yield chromium
-        chromium.close()
-
 
 # ── results to show ──────────────────────────────────────────────────────────────────────────
 
@@ -223,14 +201,6 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Path, Att
 
 
 Opener = Callable[..., Shown]
-
-
-@pytest.fixture(scope="session")
-def tab(browser: Browser) -> Page:
-    """One tab for all tests: a new one each time would take most of their time."""
-    one = browser.new_page()
-    one.set_default_timeout(5000)
-    return one
 
 
 @pytest.fixture

@@ -25,9 +25,13 @@ export function onThemeChange(react) {
   scheme.addEventListener("change", react);
 }
 
-// A custom property of the style sheet, so that canvases and elements share their colours.
+// A custom property of the style sheet, so that canvases and elements share their colours. It is asked
+// for many times in each frame, and is one thing a theme.
+const properties = new Map();
 export function css(name) {
-  return getComputedStyle(document.documentElement).getPropertyValue(`--${name}`).trim();
+  const key = `${theme()} ${name}`;
+  if (!properties.has(key)) properties.set(key, getComputedStyle(document.documentElement).getPropertyValue(`--${name}`).trim());
+  return properties.get(key);
 }
 
 export function headColour(i) {

@@ -114,12 +114,12 @@ export function curve(shot) {
     points.push([x + (width * (value || 0)) / most, layout.top + y], [x + (width * (value || 0)) / most, layout.top + y + 1]);
   }
   const soft = colours.css("soft");
-  const [title, unit] = [`${state.state.statistic}`, facts.measures[name]];
+  const [title, unit] = [name, facts.measures[name]];
   return [
     { kind: "area", points: [[x, layout.top], ...points, [x, layout.top + h]], x, y: layout.top, w: width, h, fill: colours.css("bar") },
     { kind: "line", x0: x - 0.5, y0: layout.top, x1: x - 0.5, y1: layout.top + h, stroke: colours.css("line") },
-    { kind: "text", text: title, x, y: layout.top - 22, size: 12, weight: 600, fill: soft },
-    { kind: "text", text: "0", x, y: layout.top - 8, size: 11, fill: soft },
-    { kind: "text", text: `${parts.measureText(most)}${unit === "bits" ? " bits" : ""}`, x: x + width, y: layout.top - 8, size: 11, anchor: "end", fill: soft },
+    { kind: "text", text: layout.narrow ? "" : title, x, y: layout.top - 22, size: 12, weight: 600, fill: soft },
+    ...(layout.narrow ? [] : [{ kind: "text", text: "0", x, y: layout.top - 8, size: 11, fill: soft }]),
+    { kind: "text", text: `${parts.measureText(most)}${unit === "bits" && !layout.narrow ? " bits" : ""}`, x: x + width, y: layout.top - 8, size: 11, anchor: "end", fill: soft },
   ];
 }

@@ -170,8 +170,12 @@ function overview(onPlace) {
     const { firstKey, endKey, firstQuery, endQuery } = shown;
     onPlace(firstKey + ((event.clientX - box.x) / box.width) * (endKey - firstKey), firstQuery + ((event.clientY - box.y) / box.height) * (endQuery - firstQuery));
   });
+  let drawnFor = "";
   function draw(head) {
     shown = head;
+    const wanted = [head.sequence, head.index, colours.theme(), state.state.pixel, state.state.scale, state.state.curve].join();
+    if (wanted === drawnFor) return; // it is asked in every frame
+    drawnFor = wanted;
     long_colours.fillCanvas(canvas, head);
   }
   function moved({ head, cell, at, w, h }) {
@@ -263,21 +267,30 @@ export function legend() {
   const broken = swatch("broken", "not a number");
   const root = el("div", { class: "legend" }, el("span", { class: "scale" }, low, bar, top), note,
     swatch("forbidden", "forbidden by a mask"), framed, broken);
+  let rampFor = "";
+  let wordsFor = "";
   function update(head, shot, level) {
-    const { curve, scale } = state.state;
+    const { curve, scale, pixel } = state.state;
     const ends = long_colours.range(head);
-    const context = bar.getContext("2d");
-    for (let x = 0; x < 256; x++) {
-      context.fillStyle = colours.cssColour(colours.colourAt(x / 255));
-      context.fillRect(x, 0, 1, 1);
+    if (rampFor !== colours.theme()) {
+      rampFor = colours.theme();
+      const context = bar.getContext("2d");
+      for (let x = 0; x < 256; x++) {
+        context.fillStyle = colours.cssColour(colours.colourAt(x / 255));
+        context.fillRect(x, 0, 1, 1);
+      }
     }
+    const close = shot ? Math.min(shot.cell.x, shot.cell.y) : 0;
+    const full = close && close * shot.layout.dots >= 0.99 && head.details.size > 0;
+    const wanted = [ends, curve, scale, pixel, level, full, close >= 7, head.sequence, head.index].join();
+    if (wanted === wordsFor) return; // it is asked in every frame
+    wordsFor = wanted;
     low.textContent = curve === "log" ? `≤ ${weightText(ends[0])}` : "0";
     top.textContent = `${weightText(ends[1])}${curve === "log" ? ", logarithmic" : ""}`;
     const factor = shot ? 2 ** level : 2 ** (facts.levels.length - 1);
     const alone = facts.heads.length === 1 ? "" : scale === "all" ? "; one scale for all heads" : "; each head’s own scale";
-    const full = shot && Math.min(shot.cell.x, shot.cell.y) * shot.layout.dots >= 0.99 && head.details.size;
     note.textContent = `${full ? "cells one by one where they are here, else " : ""}${cellsText(factor, head)}; ${sizeText(head)}, exact${alone}`;
-    framed.hidden = !shot || Math.min(shot.cell.x, shot.cell.y) < 7 || !facts.top || facts.cells[0] * facts.cells[1] === 1;
+    framed.hidden = close < 7 || !facts.top || facts.cells[0] * facts.cells[1] === 1;
     broken.hidden = !["mean", "largest"].some((kind) => head.levels[kind].at(-1).includes(255));
   }
   return { root, update };

@@ -150,7 +150,10 @@ export function fillCanvas(canvas, head) {
     Math.floor(head.firstKey / facts.cells[1] / factor), Math.floor(head.firstQuery / facts.cells[0] / factor),
     cut(head.endKey, facts.cells[1], across), cut(head.endQuery, facts.cells[0], down),
   ];
-  if (box[2] <= box[0] || box[3] <= box[1]) return;
+  if (box[2] <= box[0] || box[3] <= box[1]) {
+    canvas.width = canvas.height = 1; // all of it is padding
+    return;
+  }
   paintLevel(canvas, head, level, box);
   canvas.style.aspectRatio = `${box[2] - box[0]} / ${box[3] - box[1]}`;
   canvas.classList.add("drawn");

@@ -72,28 +72,40 @@ export function shortWeight(weight) {
   return weight === 0 ? "0" : weight.toExponential(0).replace("e-", "e−");
 }
 
-// Frames round the weights that are told one by one, where cells can be seen; their numbers where there is room.
-function told(shot) {
+// Frames round the weights that are told one by one, where cells can be seen.
+function frames(shot) {
   const { head, layout, cell, at, w, h } = shot;
   if (Math.min(cell.x, cell.y) < FRAMES_FROM) return [];
   const boxes = [];
-  const numbers = [];
-  const ends = long_colours.range(head);
   const [x0, y0, x1, y1] = box(shot, [head.endQuery, head.endKey], 1, 1);
   for (let q = y0; q < y1; q++) {
-    for (const { at: k, weight } of head.top(q)) {
+    for (const { at: k } of head.top(q)) {
       if (k < x0 || k >= x1) continue;
       const [x, y] = [layout.left + (k - at.x) * cell.x, layout.top + (q - at.y) * cell.y];
       const [left, top] = [Math.max(x + 0.5, layout.left), Math.max(y + 0.5, layout.top)];
       boxes.push([left, top, Math.min(x + cell.x - 0.5, layout.left + w) - left, Math.min(y + cell.y - 0.5, layout.top + h) - top]);
-      const inside = x >= layout.left && y >= layout.top && x + cell.x <= layout.left + w && y + cell.y <= layout.top + h;
-      if (Math.min(cell.x, cell.y) < NUMBERS_FROM || !inside) continue;
-      const fill = colours.inkOn(colours.colourAt(long_colours.share(weight, ends)));
-      numbers.push({ kind: "text", text: shortWeight(weight), x: x + cell.x / 2, y: y + cell.y / 2 + 4, size: 12, anchor: "middle", fill });
     }
   }
-  const single = facts.cells[0] * facts.cells[1] === 1;
-  return [...(single ? [] : [{ kind: "frames", boxes, x: layout.left, y: layout.top, w, h, stroke: colours.css("soft") }]), ...numbers];
+  return facts.cells[0] * facts.cells[1] === 1 ? [] : [{ kind: "frames", boxes, x: layout.left, y: layout.top, w, h, stroke: colours.css("soft") }];
+}
+
+// The weights of whole cells that are known, in numbers.
+function numbers(shot) {
+  const { head, layout, cell, at, w, h } = shot;
+  if (Math.min(cell.x, cell.y) < NUMBERS_FROM) return [];
+  const found = [];
+  const ends = long_colours.range(head);
+  const [x0, y0, x1, y1] = box(shot, [head.endQuery, head.endKey], 1, 1);
+  for (let q = y0; q < y1; q++) {
+    for (let k = x0; k < x1; k++) {
+      const [x, y] = [(k - at.x) * cell.x, (q - at.y) * cell.y];
+      const { name, weight, tiny, unsure } = head.cell(q, k);
+      if (name !== "exact" || unsure || x < 0 || y < 0 || x + cell.x > w + 1 || y + cell.y > h + 1) continue;
+      const fill = colours.inkOn(colours.colourAt(long_colours.share(weight, ends)));
+      found.push({ kind: "text", text: tiny ? "≈0" : shortWeight(weight), x: layout.left + x + cell.x / 2, y: layout.top + y + cell.y / 2 + 4, size: 12, anchor: "middle", fill });
+    }
+  }
+  return found;
 }
 
 export function items(shot) {
@@ -102,7 +114,8 @@ export function items(shot) {
     { kind: "hatch", x: layout.left, y: layout.top, w, h },
     pixels(shot),
     ...grid(shot),
-    ...told(shot),
+    ...frames(shot),
+    ...numbers(shot),
     ...long_axis.items(shot),
     ...long_axis.curve(shot),
   ];

@@ -127,11 +127,17 @@ export function view(side) {
   }
 
   let frame = 0;
+  let rest = 0;
+  let placed = ""; // the place that was told last
   function moved() {
     frame ||= requestAnimationFrame(() => {
       frame = 0;
       paintAll();
-      state.set({ place: [at.x, at.y, zoom * 100].map((n) => Math.max(0, Math.round(n))).join(".") });
+      clearTimeout(rest);
+      rest = setTimeout(() => {
+        placed = [at.x, at.y, zoom * 100].map((n) => Math.max(0, Math.round(n))).join(".");
+        state.set({ place: placed });
+      }, 150);
     });
   }
 
@@ -164,7 +170,8 @@ export function view(side) {
     paintOver();
     zoomText.textContent = zoom === 1 ? "all" : `${zoom < 10 ? Math.round(zoom * 10) / 10 : Math.round(zoom)}×`;
     plot.classList.toggle("zoomed", zoom > 1);
-    Object.assign(plot.dataset, { left: shown.layout.left, top: shown.layout.top, cellX: shown.cell.x, cellY: shown.cell.y, key: at.x, query: at.y, level: long_heat.level(shown) });
+    const data = { left: shown.layout.left, top: shown.layout.top, cellX: shown.cell.x, cellY: shown.cell.y, key: at.x, query: at.y, level: long_heat.level(shown) };
+    for (const [name, value] of Object.entries(data)) if (plot.dataset[name] !== String(value)) plot.dataset[name] = value;
     side.moved(shown);
     load(shown);
   }
@@ -303,6 +310,7 @@ export function view(side) {
     const { sequence, head: index } = state.state;
     const next = await long_data.head(sequence, index);
     if (sequence !== state.state.sequence || index !== state.state.head || state.state.view !== "map") return;
+    if (head === next && changed.size === 1 && changed.has("place")) return;
     const other = head !== next;
     const redraw = other || PICTURE.some((name) => changed.has(name));
     const wasOther = head && head.sequence !== next.sequence;
@@ -311,14 +319,14 @@ export function view(side) {
       const first = !layout;
       measure();
       if (wasOther) [zoom, at] = [1, { x: 0, y: 0 }];
-      if (state.state.place && (first || changed.has("place"))) takePlace();
+      if (state.state.place && state.state.place !== placed && (first || changed.has("place"))) takePlace();
       if (changed.has("by-key")) bringIntoView();
       paintAll();
       performance.mark("attnviz:first-head");
       side.busyWhile(Promise.all([head.openLevel("mean", 0), head.openLevel("largest", 0), head.openCounts()]).then(() => side.update(head)));
     } else if (changed.has("by-key") && bringIntoView()) {
       moved();
-    } else if (!(changed.size === 1 && changed.has("place"))) {
+    } else {
       paintOver();
     }
     side.update(head);
