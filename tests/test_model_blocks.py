@@ -154,6 +154,17 @@ def test_a_run_is_pooled_layer_by_layer(monkeypatch: pytest.MonkeyPatch) -> None
         np.testing.assert_allclose(part.attention[0, 0], call.weights[0], atol=1e-4)
 
 
+def test_layers_after_the_last_that_is_wanted_do_not_run() -> None:
+    model, ran = network("llama"), []
+    for i, layer in enumerate(model.layers):  # type: ignore[arg-type]
+        layer.register_forward_hook(lambda *_, i=i: ran.append(i))
+    with torch.no_grad(), in_blocks(model, "decoder", lambda *_: None, [0, 1], stop=True):
+        model(**inputs(None))
+    assert ran == [0]  # layer 1 had come as far as its attention
+    with torch.no_grad():
+        assert model(**inputs(None)).last_hidden_state.isfinite().all()
+
+
 def test_what_differs_from_the_model_s_own_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     model = network("llama")
     right = model_blocks._attention

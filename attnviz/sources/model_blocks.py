@@ -10,7 +10,7 @@ on the beginning of the text, against the family's own plain arithmetic.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from typing import Any
 
@@ -76,7 +76,7 @@ def run_model_long(
             replace(attention, rules=rules, query_starts=starts[0], key_starts=starts[1]),
         )
 
-    with torch.no_grad(), in_blocks(network, tower, one, numbers):
+    with torch.no_grad(), in_blocks(network, tower, one, numbers, stop=True):
         forward(loaded, tower, queries, others, say)
     facts = {
         "masks": tuple(masks),
@@ -93,11 +93,18 @@ def run_model_long(
     return LongRun((), (), facts), of_queries, None if of_keys is of_queries else of_keys
 
 
+class _EnoughError(Exception):
+    """All layers that are wanted have been seen."""
+
+
 @contextmanager
-def in_blocks(model: nn.Module, tower: str, each: Each, layers: Collection[int]) -> Iterator[None]:
+def in_blocks(
+    model: nn.Module, tower: str, each: Each, layers: Collection[int], stop: bool = False
+) -> Iterator[None]:
     """While this lasts, `model` computes attention without maps, and `each` sees that of `layers`.
 
-    At the end the model is as it was.
+    With `stop` the pass ends, and with it what is done inside, when the last of them was seen. At
+    the end the model is as it was.
     """
     from transformers import AttentionInterface, AttentionMaskInterface
 
@@ -118,6 +125,8 @@ def in_blocks(model: nn.Module, tower: str, each: Each, layers: Collection[int])
         layer = None if place is None else place.layer
         if layer is not None and layer in layers:
             each(layer, attention)
+            if stop and layer == max(layers):
+                raise _EnoughError
         return _output(attention, value).transpose(1, 2).contiguous(), None
 
     with ExitStack() as undo:
@@ -127,7 +136,8 @@ def in_blocks(model: nn.Module, tower: str, each: Each, layers: Collection[int])
         for config in _configs(model):
             undo.callback(setattr, config, IMPLEMENTATION, getattr(config, IMPLEMENTATION))
             setattr(config, IMPLEMENTATION, name)
-        yield
+        with suppress(_EnoughError):
+            yield
 
 
 IMPLEMENTATION = "_attn_implementation_internal"
@@ -274,7 +284,7 @@ def _prove(
         found.append(attention.q.detach().cpu().float())
 
     only = [tower] if len(tower_names(loaded.network)) > 1 else None
-    with torch.no_grad(), in_blocks(loaded.network, tower, keep, [layer]):
+    with torch.no_grad(), in_blocks(loaded.network, tower, keep, [layer], stop=True):
         forward(loaded, tower, *short, quiet)
 
     def own(call: Call) -> None:
