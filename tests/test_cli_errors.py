@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from attnviz.cli import main as program
+from attnviz.cli.commands import COMMANDS
 from attnviz.cli.main import call
 
 KNOWN_SUFFIXES = ".png .svg .pdf .html .json .npz .safetensors"
@@ -75,7 +76,7 @@ SIZES_AND_FLAGS = {
     ),
     "run x --file .": ".: is a folder; a text, .json or .jsonl file is expected",
     "run x --mask missing.npy": "mask missing.npy: no such file or directory",
-    "run --wrong": "No such option: --wrong (see attnviz run --help)",
+    "run --zzz": "No such option: --zzz (see attnviz run --help)",
     "walk": "No such command 'walk' (see attnviz --help)",
     "shapes x --len 5": "--len and TEXT both give the number of queries; give one of them",
     "shapes --len 0": "--len is 0; it must be at least 1",
@@ -186,8 +187,8 @@ def test_a_run_that_would_not_fit_in_memory_is_refused_before_it_starts(
     said = capsys.readouterr().err
     assert code == 2
     assert said.startswith(
-        "attnviz: attention for 1 × 8 heads × 10000000 queries × 10000000 keys, d_model 512, "
-        "in float32 needs "
+        "attnviz: a long run of 1 × 8 heads × 10000000 queries × 10000000 keys, pooled to "
+        "1024 × 1024 needs "
     )
     assert said.count("\n") == 1
     assert files_below(empty_folder) == set()
@@ -234,22 +235,36 @@ def test_what_the_machine_does_is_one_line_too(
     assert capsys.readouterr().err == f"attnviz: {message}\n"
 
 
-HEAVY = ("torch", "matplotlib", "transformers", "numpy", "PIL", "pydantic")
+HEAVY = (
+    "torch",
+    "matplotlib",
+    "transformers",
+    "numpy",
+    "scipy",
+    "pyarrow",
+    "ray",
+    "PIL",
+    "pydantic",
+)
 
 
 @pytest.mark.parametrize(
     "arguments",
     [
         ["--help"],
-        ["run", "--help"],
-        ["shapes", "--help"],
+        *([name, "--help"] for name in COMMANDS),
+        *([name, "--no-such-flag"] for name in COMMANDS),
         ["--version"],
         ["run", "--d-model", "abc"],
         ["run", "x", "--d-model", "10", "--n-heads", "3"],
         ["run", "x", "-o", "a.bmp"],
         ["run", "x", "--window", "0"],
-        ["compare", "--help"],
+        ["explain", "x", "--head", "9"],
+        ["render", "a.npz", "-o", "a.bmp"],
+        ["check", "a.npz", "--tolerance", "2"],
         ["compare", "a.npz", "b.npz", "--tolerance", "-1"],
+        ["stats", "x", "--near", "0"],
+        ["stats", "x", "--engine", "spark"],
         ["run", "x", "--cmap", "nosuchmap"],
         ["run", "x", "--theme", "sepia"],
         ["run", "x", "--dpi", "0"],
