@@ -129,11 +129,7 @@ def mask_names(
     at_k = np.cumsum(key_valid, 1) - 1
     real = query_valid[:, :, None] & key_valid[:, None, :]  # B Tq Tk
     apart = at_q[:, :, None] - at_k[:, None, :]
-    causal = (
-        tower != "cross" and query_valid.shape[1] > 1 and not allowed[..., real & (apart < 0)].any()
-        if False
-        else _never(allowed, real & (apart < 0)) and tower != "cross"
-    )
+    causal = tower != "cross" and _never(allowed, real & (apart < 0))
     if causal:
         names.append("causal")
     windows: dict[int, list[int]] = {}
