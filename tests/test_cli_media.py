@@ -104,6 +104,10 @@ def test_sound(models: Path, capsys: pytest.CaptureFixture[str]) -> None:
             "--generate and --image: a model goes on with a text",
         ),
         ("--image a.png", "--image goes with --model"),
+        (
+            "TEXT --model vit",
+            "{folder}/vit reads no text; --image FILE or --audio FILE is for it",
+        ),
         ("--overlay o.png", "--overlay goes with --image FILE"),
         ("--model vit --image a.png --overlay o.svg", "--overlay o.svg: the suffix must be .png"),
         (

@@ -104,6 +104,15 @@ def test_tokens_of_any_source(capsys: pytest.CaptureFixture[str]) -> None:
     capsys.readouterr()
 
 
+def test_what_changes_nothing_is_said(capsys: pytest.CaptureFixture[str]) -> None:
+    flags = ["--words", "--hide-special", "-o", "a.npz", "--force"]
+    said = "--hide-special: no token is special\n--words: no word is in pieces\n"
+    assert call(["run", "a cat", "--d-model", "8", "--n-heads", "2", *flags, "--no-trace"]) == 0
+    assert capsys.readouterr().err == f"{said}Wrote a.npz\n"
+    assert call(["render", "a.npz", *flags[:-3], "-o", "b.npz", "--no-show"]) == 0
+    assert capsys.readouterr().err == f"{said}Wrote b.npz\n"
+
+
 def test_all_special(capsys: pytest.CaptureFixture[str], here: Path) -> None:
     flags = ["--d-model", "8", "--n-heads", "2", "--hide-special"]
     assert call(["run", "[CLS] [SEP]", *flags]) == 2

@@ -382,6 +382,16 @@ class TokenFlags:
             result = hide_special(result)
         return merge_words(result) if self.words else result
 
+    def unmet(self, before: AttentionResult, after: AttentionResult) -> list[str]:
+        """What was asked for and changes nothing, as remarks."""
+        new = " ".join(after.notes[len(before.notes) :])
+        said = []
+        if self.hide_special and "special" not in new:
+            said.append("--hide-special: no token is special")
+        if self.words and "words" not in new:
+            said.append("--words: no word is in pieces")
+        return said
+
 
 @dataclass(frozen=True)
 class RuleFlags:

@@ -108,9 +108,10 @@ def render(
             wanted = (places, range(batch), range(n_heads)) if saves else (places, chosen, heads)
             result, notices = _read(opened, masking, array.softmax, wanted)
             if tokens.given:
-                has_kept, result = bool(result.kept), tokens.seen(result)
+                before, result = result, tokens.seen(result)
                 opened = _of_part(opened, result)
-                if saves and has_kept and not result.kept:
+                notices += tokens.unmet(before, result)
+                if saves and before.kept and not result.kept:
                     notices.append("kept tensors are of single tokens, and are left out")
             if part.given:
                 from attnviz.pooled import part_of

@@ -148,7 +148,8 @@ def run(
     console = make_console()
     if missing := [name for name in kept if name not in done.run.result.kept]:
         remark(f"--keep {','.join(missing)}: this layer has no such step")
-    for notice in (*text.notices, *done.notices, *dict.fromkeys(outputs.notices)):
+    unmet = tokens.unmet(done.run.result, seen.result)
+    for notice in (*text.notices, *done.notices, *unmet, *dict.fromkeys(outputs.notices)):
         remark(notice)
     _report(source, done, seen.result.notes, console, trace)
     outputs.print_maps(seen.result, console, output.show)

@@ -132,6 +132,10 @@ def run_model(
 ) -> ModelRun:
     """What `from_pretrained` does, with the batches beside the run."""
     if loaded.tokenizer is None:
+        if loaded.processor is not None:
+            raise InputError(
+                f"{loaded.source} reads no text; --image FILE or --audio FILE is for it"
+            )
         raise InputError(f"{loaded.source} has no tokenizer that could be read")
     if wanted.writing is not None:
         seen = _written(loaded, texts, keys, wanted, say)
