@@ -86,6 +86,8 @@ class Pieces:
         numbers = (*special, *(count for _, count in words))
         if not all(type(t) is str for t in texts) or not all(type(n) is int for n in numbers):
             raise TypeError("pieces are texts and numbers")
+        if any("\ud800" <= c <= "\udfff" for text in texts for c in text):
+            raise ValueError("a lone surrogate is no text")
         return cls(raw, tuple(i in special for i in range(len(raw))), words)
 
 

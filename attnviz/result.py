@@ -111,7 +111,7 @@ class AttentionResult:
             "key_lengths": _are_lengths(self.key_lengths, batch, keys),
             "layers": len(self.layers) in (0, layers),
             "n_prompt": len(self.n_prompt) in (0, batch)
-            and all(0 <= n <= queries for n in self.n_prompt),
+            and all(0 <= n <= of for n, of in zip(self.n_prompt, self.lengths, strict=False)),
         }
         sizes = {"L": layers, "B": batch, "H": heads, "Tq": queries, "Tk": keys}
         for name, array in self.kept.items():

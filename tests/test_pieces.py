@@ -208,6 +208,7 @@ def test_saved_and_read_back() -> None:
         PIECES.as_json() | {"words": [["undo", 2, 1], ["[SEP]", 1]]},
         PIECES.as_json() | {"words": [["undo", True], ["x", 1], ["[SEP]", 1]]},
         PIECES.as_json() | {"special": [[]]},
+        PIECES.as_json() | {"raw": ["un", "\ud800", "[SEP]"]},
         PIECES.as_json() | {"special": ["2"]},
     ],
 )

@@ -85,6 +85,15 @@ def test_round_trip(here: Path, suffix: str, cross: bool, dtype: str) -> None:
 
 
 @SUFFIXES
+def test_what_was_done_and_what_was_written_is_saved(here: Path, suffix: str) -> None:
+    result = uniform(n_prompt=(2, 0), notes=("pieces merged into words", "猫"))
+    SAVERS[suffix](result, here / f"run{suffix}")
+    back = load(here / f"run{suffix}")
+    assert (back.n_prompt, back.notes) == (result.n_prompt, result.notes)
+    assert not {"n_prompt", "notes"} & uniform().metadata().keys()
+
+
+@SUFFIXES
 def test_the_same_run_gives_the_same_bytes(here: Path, suffix: str) -> None:
     first, second = here / f"a{suffix}", here / f"b{suffix}"
     SAVERS[suffix](run(keep=KEEPABLE), first)
@@ -329,6 +338,12 @@ def as_json(here: Path, **changes: Any) -> Path:
         ({"config": []}, " is not a saved run: its metadata has no proper config"),
         ({"trained": 1}, " is not a saved run: its metadata has no proper trained"),
         ({"masks": [1]}, " is not a saved run: its masks are not lists of strings"),
+        ({"notes": [1]}, " is not a saved run: its notes are not lists of strings"),
+        ({"n_prompt": "12"}, " is not a saved run: its n_prompt are no list of numbers"),
+        ({"n_prompt": [1, 0.5]}, " is not a saved run: its n_prompt are no list of numbers"),
+        ({"n_prompt": [1, -1]}, ": n_prompt does not fit attention [L=1 B=2 H=3 Tq=2 Tk=4]"),
+        ({"n_prompt": [1, 2]}, ": n_prompt does not fit attention [L=1 B=2 H=3 Tq=2 Tk=4]"),
+        ({"n_prompt": [1]}, ": n_prompt does not fit attention [L=1 B=2 H=3 Tq=2 Tk=4]"),
         (
             {"query_tokens": ["ab"]},
             " is not a saved run: its query_tokens are not lists of strings",
