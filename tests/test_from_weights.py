@@ -407,6 +407,120 @@ def test_the_layer_of_the_seed(whole: bool) -> None:
         assert "output" not in run.result.kept
 
 
+# ── layers that people write themselves ──────────────────────────────────────────────────────
+
+PLAIN_NAMES = {
+    "fairseq": ("q_proj", "k_proj", "v_proj", "out_proj"),
+    "minGPT": ("query", "key", "value", "proj"),
+    "lucidrains": ("to_q", "to_k", "to_v", "to_out.0"),
+    "short": ("wq", "wk", "wv", "wo"),
+    "The Annotated Transformer": ("linears.0", "linears.1", "linears.2", "linears.3"),
+}
+
+
+def plain_attention(x: Tensor, matrices: list[tuple[Tensor, Tensor]], n_heads: int) -> Any:
+    """(weights, W_O's output) of an attention with nothing around it, by hand."""
+    q, k, v = (
+        (x @ w.T + b).view(*x.shape[:2], n_heads, -1).transpose(1, 2) for w, b in matrices[:3]
+    )
+    weights = (q @ k.mT / q.shape[-1] ** 0.5).softmax(-1)
+    w, b = matrices[3]
+    return weights, (weights @ v).transpose(1, 2).flatten(2) @ w.T + b
+
+
+@pytest.mark.parametrize("names", PLAIN_NAMES.values(), ids=PLAIN_NAMES)
+@pytest.mark.parametrize("place", ["", "blocks.3.attn.", "self_attn."])
+def test_names_that_people_give_the_four_matrices(names: tuple[str, ...], place: str) -> None:
+    matrices = [
+        (random(D_MODEL, D_MODEL, seed=i) / 5, random(D_MODEL, seed=9 + i)) for i in range(4)
+    ]
+    state = {"mlp.0.weight": random(7, 3)}
+    for name, (weight, bias) in zip(names, matrices, strict=True):
+        state |= {f"{place}{name}.weight": weight, f"{place}{name}.bias": bias}
+    torch.save(state, Path("a.pt"))
+    if not place:  # then everything is the attention's
+        with pytest.raises(InputError, match=r"unexpected mlp\.0\.weight"):
+            opened(Path("a.pt"), n_heads=3)
+        del state["mlp.0.weight"]
+        torch.save(state, Path("a.pt"))
+    weights = opened(Path("a.pt"), n_heads=3)
+    assert weights.notices == (
+        f"{' '.join(names)} are names that tell nothing of norms, positions or masks: none of them "
+        "is applied but what flags say",
+    )
+    x = random(BATCH, TQ, D_MODEL, seed=20)
+    run = from_weights(weights, batch_of(BATCH, TQ), None, [], ["projected"], Inputs(x))
+    theirs, output = plain_attention(x, matrices, 3)
+    close(run.result.attention[0], theirs, 1e-12)
+    close(run.result.kept["projected"][0], output, 1e-12)
+
+
+def test_plain_names_of_a_model_that_is_known_by_name() -> None:
+    """BART and OPT call the matrices alike, and norm in other places."""
+    state = {
+        f"decoder.layers.0.self_attn.{name}.weight": random(D_MODEL, D_MODEL)
+        for name in PLAIN_NAMES["fairseq"]
+    }
+    save_file(state, Path("model.safetensors"))
+    Path("config.json").write_text('{"model_type": "opt", "num_attention_heads": 3}')
+    with pytest.raises(InputError, match=r"says model_type opt, .*; --model runs it"):
+        opened(Path("model.safetensors"))
+
+
+def test_nanogpts_matrices_are_those_of_linear() -> None:
+    """The names are GPT-2's, whose matrices are transposed; the shape tells which it is."""
+    attention, projection = random(3 * D_MODEL, D_MODEL) / 5, random(D_MODEL, D_MODEL) / 5
+    norm = random(D_MODEL, seed=1)
+    state = {
+        "transformer.h.0.attn.c_attn.weight": attention,
+        "transformer.h.0.attn.c_proj.weight": projection,
+        "transformer.h.0.attn.bias": torch.ones(1, 1, 9, 9),
+        "transformer.h.0.ln_1.weight": norm,
+    }
+    torch.save({"model": state, "model_args": {"n_head": 3}}, Path("ckpt.pt"))
+    weights = opened(Path("ckpt.pt"), n_heads=3)
+    assert (weights.layout, weights.is_causal, weights.config.d_model) == ("nanoGPT", True, D_MODEL)
+    x, none = random(BATCH, TQ, D_MODEL, seed=20), torch.zeros(D_MODEL, dtype=torch.float64)
+    run = from_weights(weights, batch_of(BATCH, TQ), None, [], ["projected"], Inputs(x))
+    normed = nn.functional.layer_norm(x, (D_MODEL,), norm)
+    matrices = [(part, none) for part in (*attention.chunk(3), projection)]
+    theirs, output = plain_attention(normed, matrices, 3)
+    close(run.result.attention[0], theirs, 1e-12)
+    close(run.result.kept["projected"][0], output, 1e-12)
+
+
+def test_llama_as_meta_saved_it() -> None:
+    """Neighbouring numbers turn together, in complex numbers, as in Meta's own code."""
+    n_heads, n_kv, d = 6, 2, 4
+    rows = {"wq": n_heads * d, "wk": n_kv * d, "wv": n_kv * d, "wo": D_MODEL}
+    state = {
+        f"layers.1.attention.{name}.weight": random(n, D_MODEL, seed=n) / 5
+        for name, n in rows.items()
+    }
+    norm = state["layers.1.attention_norm.weight"] = random(D_MODEL, seed=1)
+    torch.save(state, Path("consolidated.00.pth"))
+    weights = opened(Path("consolidated.00.pth"), n_heads=n_heads)
+    assert (weights.layout, weights.is_causal, weights.config.n_kv_heads) == (
+        "Meta's Llama",
+        True,
+        n_kv,
+    )
+    x = random(BATCH, TQ, D_MODEL, seed=20)
+    normed = x / (x.pow(2).mean(-1, keepdim=True) + 1e-5).sqrt() * norm
+    angles = torch.outer(torch.arange(TQ), 1e4 ** (-torch.arange(0, d, 2).double() / d))
+    turn = torch.polar(torch.ones_like(angles), angles)[:, None]
+
+    def turned(name: str, n: int) -> Tensor:
+        heads = (normed @ state[f"layers.1.attention.{name}.weight"].T).view(BATCH, TQ, n, d)
+        pairs = torch.view_as_complex(heads.unflatten(-1, (-1, 2)).contiguous())
+        return torch.view_as_real(pairs * turn).flatten(3).transpose(1, 2)
+
+    k = turned("wk", n_kv).repeat_interleave(n_heads // n_kv, 1)
+    theirs = (turned("wq", n_heads) @ k.mT / d**0.5).softmax(-1)
+    run = from_weights(weights, batch_of(BATCH, TQ), None, [], (), Inputs(x))
+    close(run.result.attention[0], theirs, 1e-6)
+
+
 # ── attnviz's own ────────────────────────────────────────────────────────────────────────────
 
 OWN = AttentionConfig(16, 4, 6, 5, 2, positions="rope", dtype="float64", seed=3)

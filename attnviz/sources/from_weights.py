@@ -19,7 +19,7 @@ from attnviz.config import AttentionConfig
 from attnviz.errors import InputError, printable
 from attnviz.masks import Rule
 from attnviz.sources.from_config import embedded, require_device, require_run_memory
-from attnviz.sources.layouts import Found, pick
+from attnviz.sources.layouts import Found, as_stored, pick
 from attnviz.sources.run import Inputs, Run, require_fit, run_layers, sizes_of_run
 from attnviz.sources.saved_layers import VOCABULARY
 from attnviz.sources.weight_files import WeightFile
@@ -99,7 +99,10 @@ def open_weights(file: WeightFile, asked: Asked | None = None) -> Weights:
     require_device(asked.device)
     if "attnviz" in file.metadata:
         raise InputError(f"{file.shown} is a saved run, not weights: attnviz render draws it")
-    found = tuple(pick(list(file.entries), file.shown, asked.prefix))
+    found = tuple(
+        as_stored(each, file.entries[each.anchor].shape)
+        for each in pick(list(file.entries), file.shown, asked.prefix)
+    )
     own = own_configs(file, found)
     notices: list[str] = []
     configs = [

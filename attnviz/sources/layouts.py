@@ -10,7 +10,7 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from attnviz.errors import InputError, printable
 
@@ -127,6 +127,25 @@ OURS = Layout(
     norm="after",
 )
 
+PLAIN = tuple(
+    Layout(
+        " ".join(each.split("|")[0] for each in (q, k, v, o)),
+        _linear(w_q=q, w_k=k, w_v=v, w_o=o),
+        embedding=_ANY_EMBEDDING,
+        norm="none",
+    )
+    for q, k, v, o in (
+        ("q_proj", "k_proj", "v_proj", "out_proj"),  # fairseq, BART and many after them
+        ("query", "key", "value", "proj|out|output|out_proj"),  # minGPT
+        ("to_q", "to_k", "to_v", "to_out.0|to_out"),  # lucidrains, diffusers
+        ("wq", "wk", "wv", "wo"),
+        ("Wq", "Wk", "Wv", "Wo"),
+        ("q_linear", "k_linear", "v_linear", "out|out_linear|o_linear"),
+        ("linears.0", "linears.1", "linears.2", "linears.3"),  # The Annotated Transformer
+    )
+)
+"""Names that people give the four matrices, and that tell nothing of norms, positions or masks."""
+
 LAYOUTS = (
     OURS,
     Layout(  # of the tutorials after graykode's; their W_O was made in forward, and not saved
@@ -228,6 +247,7 @@ LAYOUTS = (
             norm="ln_1",
         ),
         inside="attn.",
+        needed=(*NEEDED, "norm.weight"),
         embedding={"weight": "wte.weight"},
         positions="rope",
         neighbours=True,
@@ -284,6 +304,23 @@ LAYOUTS = (
         positions="rope",
         is_causal=True,
         model_types=("llama", "mistral", "mixtral", "qwen2", "qwen3", "qwen2_moe", "qwen3_moe"),
+    ),
+    Layout(
+        "Meta's Llama",
+        _linear(
+            w_q="attention.wq",
+            w_k="attention.wk",
+            w_v="attention.wv",
+            w_o="attention.wo",
+            norm="attention_norm",
+        ),
+        inside="attention.",
+        needed=(*NEEDED, "norm.weight"),
+        embedding={"weight": "tok_embeddings.weight"},
+        rms_norm=True,
+        positions="rope",
+        neighbours=True,
+        is_causal=True,
     ),
     Layout(
         "ViT",
@@ -344,6 +381,7 @@ LAYOUTS = (
         positions="none",
         model_types=("t5", "mt5", "umt5"),
     ),
+    *PLAIN,
 )
 
 
@@ -382,13 +420,23 @@ def find_layers(names: Sequence[str]) -> list[Found]:
 
     Only whole ones, or, where there is none, those that something is missing from or unexpected in.
     """
-    found = _candidates(names, whole_names=True) or _candidates(names, whole_names=False)
+    found = _candidates(names, whole_names=True)
+    if not any(each.is_whole for each in found):
+        found += _candidates(names, whole_names=False)
     best: dict[str, Found] = {}
     for each in found:
         if each.anchor not in best or _rank(each) > _rank(best[each.anchor]):
             best[each.anchor] = each
     whole = [each for each in best.values() if each.is_whole]
     return sorted(whole or best.values(), key=lambda each: _natural(each.place))
+
+
+def as_stored(found: Found, shape: Sequence[int]) -> Found:
+    """`found`, whose anchor has this shape: nanoGPT has GPT-2's names for matrices of nn.Linear."""
+    if found.layout.name == "GPT-2" and len(shape) == 2 and shape[0] == 3 * shape[1]:
+        layout = replace(found.layout, name="nanoGPT", fused="rows", transposed=False)
+        return replace(found, layout=layout)
+    return found
 
 
 def _rank(found: Found) -> tuple[bool, int, int]:
@@ -400,6 +448,8 @@ def _candidates(names: Sequence[str], whole_names: bool) -> list[Found]:
     places: dict[tuple[int, str, str], None] = {}
     for i, layout in enumerate(LAYOUTS):
         for anchor in layout.anchors:
+            if not whole_names and not layout.inside:
+                continue  # a name has no part outside of the attention
             for head, tail in _tails(anchor, whole_names):
                 for name in names:
                     if name == tail or name.endswith(f".{tail}"):

@@ -13,7 +13,7 @@ from typing import Any
 
 from attnviz.config import AttentionConfig, Rotary, Variant, check_size, divisors
 from attnviz.errors import ConfigError, InputError, printable
-from attnviz.sources.layouts import OURS, Found
+from attnviz.sources.layouts import OURS, PLAIN, Found
 from attnviz.sources.saved_layers import LAYER, LAYERS
 from attnviz.sources.weight_files import WeightFile
 
@@ -75,7 +75,8 @@ def config_of(
     """The sizes of a layer, from its shapes and whatever else tells them."""
     layout, beside = found.layout, file.config if found.layout is not OURS else {}
     model_type = beside.get("model_type")
-    if layout.model_types and model_type is not None and model_type not in layout.model_types:
+    checked = layout.model_types or layout in PLAIN
+    if checked and model_type is not None and model_type not in layout.model_types:
         raise InputError(
             f"{file.shown} has the names of {layout.name}'s layout, but the config.json beside it "
             f"says model_type {printable(model_type)}, whose attention may differ; --model runs it"
@@ -271,6 +272,11 @@ def _variant(file: WeightFile, found: Found, asked: Asked, d_k: int, notices: li
         size = beside.get(name)
         if isinstance(size, int) and beside.get("use_sliding_window", True):
             notices.append(f"config.json has a window of {size}: --window {size} applies it")
+    if layout in PLAIN:
+        notices.append(
+            f"{layout.name} are names that tell nothing of norms, positions or masks: none of them "
+            "is applied but what flags say"
+        )
     scaled = layout.scaled and beside.get("scale_attn_weights", True) is not False
     rotary = _rotary(file, found, d_k) if layout.positions == "rope" else Rotary()
     if layout.positions == "rope" and not beside:
