@@ -328,3 +328,18 @@ def test_help_is_light() -> None:
         "assert not heavy & set(sys.modules), heavy & set(sys.modules)\n"
     )
     subprocess.run([sys.executable, "-c", script], check=True, capture_output=True)
+
+
+def test_the_trained_induction_heads_of_the_samples(
+    capsys: pytest.CaptureFixture[str], here: Path
+) -> None:
+    weights = Path(__file__).parents[1] / "samples" / "trained" / "induction.safetensors"
+    flags = ["--weights", str(weights), "--causal", "--probe", "induction"]
+    found = document(capsys, "cat dog sun cat dog sun", *flags)
+    assert [head["class"] for head in found["heads"]] == [
+        "mixed", "previous", "induction", "induction"
+    ]  # fmt: skip
+    scores = figures(found)
+    assert scores["prefix_matching"][2:] == pytest.approx(0.987, abs=0.01)
+    assert scores["previous_token"][1] == pytest.approx(0.95, abs=0.03)
+    assert found["source"] == "weights of induction.safetensors"

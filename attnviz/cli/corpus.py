@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from attnviz.batch import TOKENIZERS, make_vocabulary
+from attnviz.cli.console import remark
 from attnviz.cli.inputs import is_piped
 from attnviz.cli.options import (
     InputFlags,
@@ -133,6 +134,11 @@ def make_opening(
         if weights.embeddings is not None:
             raise ConfigError("--embeddings are the vectors of one text; a corpus has many")
         source = WeightsSource(InputFlags(tokenizer=flags.tokenizer), layer, MaskFlags(), weights)
+        if source.weights.is_causal and not masking.is_set:
+            remark(
+                f"the model of these weights ({source.weights.layout}) is causal: --causal forbids "
+                "what it never sees"
+            )
         return partial(
             open_weights_file, weights.weights, source.asked, source.vocabulary(), reading
         )

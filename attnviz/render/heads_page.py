@@ -9,7 +9,7 @@ from pathlib import Path
 
 from attnviz.errors import printable
 from attnviz.render.heads_files import report_as_json
-from attnviz.render.heads_report import HeadReport, notable, summary
+from attnviz.render.heads_report import HeadReport, count, notable, summary
 
 
 def write_page(report: HeadReport, path: Path, measure: str) -> None:
@@ -23,12 +23,12 @@ def write_page(report: HeadReport, path: Path, measure: str) -> None:
     data = json.dumps(document, ensure_ascii=True, allow_nan=False, separators=(",", ":"))
     facts = report.facts
     said = [
-        f"Means over {facts.get('rows', 0):,} query rows of {facts.get('documents', 0):,} "
-        f"documents ({facts.get('tokens', 0):,} tokens).",
+        f"Means over {facts.get('rows', 0):,} query rows of "
+        f"{count(facts.get('documents', 0), 'document')} ({facts.get('tokens', 0):,} tokens).",
         *summary(report),
     ]
     if facts.get("n_bad"):
-        said.append(f"{facts['n_bad']:,} documents could not be measured.")
+        said.append(f"{count(facts['n_bad'], 'document')} could not be measured.")
     folder = files("attnviz.render") / "page_files"
     page = (folder / "heads.html").read_text(encoding="utf-8")
     parts = {

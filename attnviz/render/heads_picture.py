@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from attnviz.render.heads_report import HeadReport
+from attnviz.render.heads_report import HeadReport, count
 from attnviz.render.labels import prose
 from attnviz.render.look import Look
 from attnviz.stats.agreement import clustered
@@ -31,7 +31,7 @@ def draw_matrix(report: HeadReport, measure: str, path: Path, look: Look) -> Non
     figure, axes = _figure(max(wide, 4.2), max(high, 2.2), look)
     ink = THEMES[look.theme][1]
     title = f"{measure}: {GLOSSARY.get(measure, 'of each head')}"
-    title += f"\n{prose(report.source, 40)}; {report.facts.get('documents', 0):,} documents"
+    title += f"\n{prose(report.source, 40)}; {count(report.facts.get('documents', 0), 'document')}"
     axes.set_title(_wrapped(title, figure), color=ink, fontsize=10, loc="left")
     _map(figure, axes, values, look)
     axes.set_xlabel("head", color=ink)

@@ -112,6 +112,11 @@ class HeadReport:
         return float((known > EPSILON).mean()) if len(known) else None
 
 
+def count(n: int, what: str) -> str:
+    """`1 document`, `2,000 documents`."""
+    return f"{n:,} {what}{'s' * (n != 1)}"
+
+
 def _order(value: float) -> float:
     return np.inf if np.isnan(value) else -value
 
@@ -211,7 +216,7 @@ def print_report(
     facts = report.facts
     title = (
         f"heads of {printable(report.source, 200)}: means over {facts.get('rows', 0):,} query rows "
-        f"of {facts.get('documents', 0):,} documents"
+        f"of {count(facts.get('documents', 0), 'document')}"
     )
     write(console, *flow([paper.text(title, "bold")], paper.width, "  "))
     columns = [name for name in COLUMNS if name in report.figures]

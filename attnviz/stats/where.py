@@ -107,11 +107,11 @@ class Where(Accumulator):
         """What depends on both, as one product with masks over all cells."""
         masks = block.once(f"pairs {self.window}", lambda: _pair_masks(block, self.window))
         batch, heads = block.weights.shape[:2]
-        sums = (block.exact.reshape(batch, heads, -1) @ masks).sum(0)  # H F
+        sums = (block.exact.reshape(batch, heads, -1) @ masks.mT).sum(0)  # H F
         for i, name in enumerate(PAIRS[: sums.shape[1]]):
             self._add(name, block, sums[:, i])
         if sums.shape[1] == len(PAIRS):
-            sums_evenly = block.once("evenly", lambda: _evenly(block, masks[..., -1]))
+            sums_evenly = block.once("evenly", lambda: _evenly(block, masks[:, -1]))
             for name, values in zip(("segment_evenly", "loose_evenly"), sums_evenly, strict=True):
                 self._add(name, block, np.broadcast_to(values, (block.n_heads,)))
 
@@ -157,7 +157,7 @@ def _evenly(block: Block, within: Floats) -> tuple[Floats, Floats]:
 
 
 def _pair_masks(block: Block, window: int) -> Floats:
-    """`[B R·Tk F]`: what a cell adds to each of `PAIRS`; the last only where there are segments."""
+    """`[B F R·Tk]`: what a cell adds to each of `PAIRS`; the last only where there are segments."""
     queries, keys = block.queries, block.keys
     ahead = keys.positions[:, None] - queries.positions[:, :, None]  # B R Tk
     apart = np.abs(ahead)
@@ -170,8 +170,9 @@ def _pair_masks(block: Block, window: int) -> Floats:
     if several.any():
         own = queries.segments[:, :, None] == keys.segments[:, None]
         masks.append(own & (~_fixed(block) & several)[:, None])
-    stacked = np.empty((*ahead.shape, len(masks)))
+    stacked = np.empty((len(ahead), len(masks), *ahead.shape[1:]))
     for i, mask in enumerate(masks):
-        stacked[..., i] = mask & keys.real[:, None] if mask.dtype == bool else mask
-    stacked *= keys.real[:, None, :, None]
-    return stacked.reshape(len(ahead), -1, len(masks))
+        stacked[:, i] = mask
+    if not keys.real.all():
+        stacked *= keys.real[:, None, None]
+    return stacked.reshape(len(ahead), len(masks), -1)
