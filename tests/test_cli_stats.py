@@ -343,3 +343,22 @@ def test_the_trained_induction_heads_of_the_samples(
     assert scores["prefix_matching"][2:] == pytest.approx(0.987, abs=0.01)
     assert scores["previous_token"][1] == pytest.approx(0.95, abs=0.03)
     assert found["source"] == "weights of induction.safetensors"
+
+
+def test_json_is_as_its_schema_says(capsys: pytest.CaptureFixture[str], here: Path) -> None:
+    import jsonschema
+
+    import attnviz.render
+
+    (here / "gold.jsonl").write_text('{"words": ["a", "cat"], "pairs": [[1, 0, "det"]]}\n')
+    text = " ".join(f"w{i}" for i in range(30))
+    flags = [*SMALL, "--gold", "gold.jsonl", "--probe", "induction", "--agreement", "2"]
+    folder = Path(attnviz.render.__file__).parent
+    schema = json.loads((folder / "stats.schema.json").read_text("utf-8"))
+    jsonschema.Draft202012Validator.check_schema(schema)
+    for found in (
+        document(capsys, text, *flags),
+        document(capsys, text, *SMALL, "--measures", "rank"),
+    ):
+        jsonschema.validate(found, schema)
+    assert set(schema["properties"]) == set(document(capsys, text, *flags))
