@@ -230,7 +230,7 @@ def test_parts_at_full_resolution_are_cells_of_the_whole_map(tmp_path: Path) -> 
     assert sorted(kept) == [(n, i, j) for n in range(2) for i in range(4) for j in range(i + 1)]
     for n in range(2):
         weights, allowed = run.whole(0, 0, n)
-        own = page.head(0, n)["largest"]
+        own = page.head(0, n)["cell"]
         for row, column, block in page.head(0, n)["details"]:
             where = np.s_[row * 256 : (row + 1) * 256, column * 256 : (column + 1) * 256]
             codes = np.frombuffer(page.blocks[block], np.uint8).reshape(weights[where].shape)
@@ -239,6 +239,7 @@ def test_parts_at_full_resolution_are_cells_of_the_whole_map(tmp_path: Path) -> 
             found, expect = page.values(codes, own)[told], weights[where][told]
             assert np.abs(found / expect - 1).max() < 0.03
             assert (weights[where][codes == 2] < own["low"]).all()
+            assert told.mean() > 0.49 * (allowed[where].mean())
     assert page.facts["stored"].endswith(
         "every cell of 20 of 20 parts of 256 × 256 cells (100%) is here at full resolution: those "
         "with the largest weights first"

@@ -403,14 +403,18 @@ def test_cells_at_full_resolution(show: Opener) -> None:
     page.press("z")
     weights = page.made.whole(0, 0, 0)[0]
     expect(page.tab.locator(".legend")).to_contain_text("cells one by one where they are here")
-    for k in (300, 321, 499):
-        page.click_cell(500, k) if k != 321 else None
-        shown = page.fact("weight")
-        if shown.startswith("<"):
-            assert weights[500, k] < number(shown)
-        else:
-            assert number(shown) == pytest.approx(weights[500, k], rel=0.035)
-    page.press("-", "-")
+    listed = {k for k, _ in page.links()}
+    some = [k for k in range(310, 330) if k not in listed and weights[500, k] > 1e-5]
+    assert len(some) > 3
+    for k in some:
+        page.press(
+            *["Shift+ArrowRight" if k > page.chosen()[1] else "Shift+ArrowLeft"]
+            * abs(k - page.chosen()[1])
+        )
+        assert page.chosen() == (500, k)
+        shown = number(page.fact("weight"))  # to two digits, of a shade
+        assert shown == pytest.approx(weights[500, k], rel=0.028 + 0.05)
+        assert page.fact("mask") == "may look"
     heavy, light = weights[500].argmax(), weights[500, 300:400].argmin() + 300
     page.go(f"view=map&query=499&key={heavy}&pinned=1")
     page.press("z")
@@ -676,7 +680,7 @@ def test_a_short_text_is_cells(show: Opener) -> None:
     expect(page.tab.locator(".legend")).to_contain_text("a pixel is one cell")
     assert page.fact("pixel") == "one cell"
     shown = page.fact("weight")
-    assert number(shown) == pytest.approx(weights[6, 2], rel=0.035)
+    assert number(shown) == pytest.approx(weights[6, 2], rel=0.07)
     page.go("view=map&query=2&key=5&pinned=1")
     assert page.fact("mask") == "may not look: forbidden by the masks (causal)"
 

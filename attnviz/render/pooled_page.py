@@ -14,7 +14,7 @@ compressed with zlib and written in base64, each in an element `d0`, `d1`, … t
 - Where it is known, the first key and the end of what each row may see, as differences, each to the
   one before.
 - Each row's statistics: 0 is 0, others `low · ratio^(number - 1)`, the largest that fits no number.
-- Parts at full resolution: `DETAIL` × `DETAIL` cells, as the pixels of the kind "largest".
+- Parts at full resolution: `DETAIL` × `DETAIL` cells, in bytes as pixels are.
 
 Whole numbers stand as planes: the lowest bytes of all of them, then the next.
 
@@ -89,6 +89,9 @@ SHADES = (252, 126, 63)
 
 DECADES = 6
 """Powers of ten that are told apart, below the largest weight of a head."""
+
+CELL_RATIO = 10.0 ** (DECADES / (SHADES[0] - 1))
+"""From one shade to the next, of single cells."""
 
 SMALLEST = 160
 """Pixels along a side below which there is no coarser level: a thumbnail."""
@@ -170,6 +173,7 @@ def write_pooled_page(
             default=0.0,
         ),
         "error": error,
+        "cellError": CELL_RATIO**0.5 - 1,
         "stored": "; ".join([*_stored(pooled, drawn, plan), *shown]),
         "sequences": [
             {
@@ -324,6 +328,11 @@ def _pixels(
             "from": scale.low,
             "top": scale.top,
         }
+    # single cells go further down than the largest of many
+    made["cell"] = {
+        "low": made["largest"]["top"] * 10.0**-DECADES,
+        "ratio": CELL_RATIO,
+    }
     return made
 
 
@@ -570,7 +579,7 @@ def _details(
         queries = _span(row, drawn.n_queries)
         keys = range(parts[0].column * DETAIL, _span(parts[-1].column, drawn.n_keys).stop)
         weights, allowed = window(queries, keys, rows[i], heads[n])
-        own = pixels[i][n]["largest"]
+        own = pixels[i][n]["cell"]
         shades = Shades(own["low"], own["ratio"], SHADES[0])
         bytes_ = shades.bytes_of(weights, allowed)
         for part in parts:

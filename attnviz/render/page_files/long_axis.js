@@ -41,14 +41,14 @@ export function number(place, first) {
 }
 
 // What is named along a side: [{ at, text }], `at` in CSS pixels from the plot's corner, at the middle of the cell.
-function names({ cell, at, first, end, length, texts, room, apart }) {
+function names({ cell, at, first, end, length, texts, room, apart, edge = 0 }) {
   const found = [];
   const last = Math.min(end, Math.ceil(at + length / cell));
   const named = cell >= TOKENS_FROM;
   const by = named ? 1 : step(cell, apart);
   for (let place = first + Math.ceil((Math.floor(at) - first) / by) * by; place < last; place += by) {
     const where = (place + 0.5 - at) * cell;
-    if (where < 0 || where > length) continue;
+    if (where < 0 || where > length - (named ? edge : 0)) continue;
     found.push({ at: where, place, text: named ? labelOf(texts[place], room) : number(place, first) });
   }
   return found;
@@ -65,6 +65,7 @@ export function columnNames({ head, layout, cell, at, w }) {
   return names({
     cell: cell.x, at: at.x, first: head.firstKey, end: head.endKey, length: w,
     texts: run.keyTokens(head.sequence), room: (layout.top - 40) * (layout.narrow ? 1 : 1.2), apart: 74,
+    edge: 7, // what leans out further would stand over the curve's title
   });
 }
 

@@ -12,6 +12,7 @@ import * as long_axis from "./long_axis.js";
 const { facts } = run;
 const { el } = parts;
 const AROUND = 9; // tokens before and after the chosen one
+const isSingle = facts.cells[0] * facts.cells[1] === 1; // whether each pixel is a cell
 
 // Three digits, whatever the size.
 export function weightText(weight) {
@@ -44,10 +45,6 @@ function masks() {
   return facts.masks.length ? ` (${facts.masks.join(", ")})` : "";
 }
 
-function rounded() {
-  return facts.cells[0] * facts.cells[1] === 1 ? ` ± ${percentText(facts.error)}` : "";
-}
-
 export function verdict(head, q, k) {
   const cell = head.cell(q, k);
   const { name } = cell;
@@ -56,8 +53,9 @@ export function verdict(head, q, k) {
   if (name === "broken") return { name, weight: "–", words: "the weight is not a number" };
   if (name === "exact") {
     if (cell.zero) return { name, weight: "0", words: cell.unsure ? "exactly 0, or forbidden" : "may look, and does not: exactly 0" };
-    if (cell.tiny) return { name, weight: `< ${weightText(head.own.largest.low)}`, words: "may look; too small to be told" };
-    return { name, weight: weightText(cell.weight), error: cell.listed ? "" : rounded() || ` ± ${percentText(facts.error)}`, words: cell.listed ? "one of the row’s largest" : "may look" };
+    if (cell.tiny) return { name, weight: `< ${weightText(cell.low)}`, words: "may look; too small to be told" };
+    if (cell.listed) return { name, weight: weightText(cell.weight), words: "one of the row’s largest" };
+    return { name, weight: roughText(cell.weight), error: ` ± ${percentText(isSingle ? facts.error : facts.cellError)}`, words: "may look" };
   }
   const weight = cell.below === null ? "–" : `< ${weightText(cell.below)}`;
   const words = cell.below === null ? "told by its pixel alone" : facts.top === 1 ? "not the row’s largest" : `not among the row’s ${facts.top} largest`;
@@ -230,7 +228,7 @@ export function beside({ onLink, onFollow, onPlace }) {
     weight.textContent = what.weight;
     error.textContent = what.error ?? "";
     mask.textContent = what.words;
-    pixel.textContent = facts.cells[0] * facts.cells[1] === 1 ? "one cell" : pixelText(head, q, k);
+    pixel.textContent = isSingle ? "one cell" : pixelText(head, q, k);
     cell.dataset.verdict = what.name;
     pin.textContent = pinned ? "pinned: click again or press Esc to let go" : "click to pin";
     looks.update(head, q, k);
@@ -290,7 +288,7 @@ export function legend() {
     const factor = shot ? 2 ** level : 2 ** (facts.levels.length - 1);
     const alone = facts.heads.length === 1 ? "" : scale === "all" ? "; one scale for all heads" : "; each head’s own scale";
     note.textContent = `${full ? "cells one by one where they are here, else " : ""}${cellsText(factor, head)}; ${sizeText(head)}, exact${alone}`;
-    framed.hidden = close < 7 || !facts.top || facts.cells[0] * facts.cells[1] === 1;
+    framed.hidden = close < 7 || !facts.top || isSingle;
     broken.hidden = !["mean", "largest"].some((kind) => head.levels[kind].at(-1).includes(255));
   }
   return { root, update };

@@ -94,7 +94,7 @@ export function paintDots(canvas, { head, layout, cell, at, w, h }, level) {
 
 // The cells whose own weight is known: parts at full resolution, and the largest of each row.
 function paintKnown(head, pixels, queries, keys) {
-  const colourOf = table(head, "largest");
+  const colourOf = table(head, "cell");
   const ends = range(head);
   const width = keys.length;
   const one = facts.cells[0] * facts.cells[1] === 1;

@@ -183,7 +183,8 @@ class LongHead {
     const code = facts.cells[0] * facts.cells[1] === 1 ? pixel : this.cellCode(q, k);
     if (code === FORBIDDEN || pixel === FORBIDDEN || (this.first && (k < this.first[q] || k >= this.end[q]))) return { name: "forbidden" };
     if (code === BROKEN || pixel === BROKEN) return { name: "broken" };
-    if (code !== null && code >= 0) return { name: "exact", weight: this.value("largest", code), tiny: code === TINY, zero: code === ZERO };
+    const scale = facts.cells[0] * facts.cells[1] === 1 ? "mean" : "cell";
+    if (code !== null && code >= 0) return { name: "exact", weight: this.value(scale, code), low: this.own[scale].low, tiny: code === TINY, zero: code === ZERO };
     const { allowed, all } = this.countsAt(q, k);
     const unsure = !this.first && allowed !== all; // whether the cell is one of those that are allowed
     if (facts.top && listed.length < facts.top) return { name: "exact", weight: 0, zero: true, unsure };

@@ -190,7 +190,9 @@ export function view(side) {
       pending.add(key);
       side.busyWhile(open.then(() => {
         pending.delete(key);
-        if (own === head) moved();
+        if (own !== head) return;
+        moved();
+        side.update(head); // more may be known of the chosen cell
       }));
     };
     const kind = state.state.pixel;
