@@ -21,6 +21,7 @@ from attnviz.streaming import (
     ROW_STATISTICS,
     LongAttention,
     Pooled,
+    context,
     pool,
     weight_blocks,
     window,
@@ -377,6 +378,24 @@ def test_16384_tokens_every_row_sums_to_1_and_cells_are_exact() -> None:
     scores = scores.masked_fill(torch.arange(length) > torch.from_numpy(rows)[:, None], -torch.inf)
     exact = scores.softmax(-1)[np.arange(1000), columns]
     np.testing.assert_allclose(found, exact, rtol=5e-6)
+
+
+# ── what the weights make of values ──────────────────────────────────────────────────────────
+
+
+@given(attentions(), st.integers(1, 5))
+def test_context_is_weights_times_values(a: LongAttention, d_v: int) -> None:
+    v = torch.randn(a.batch_size, a.k.shape[1], a.keys, d_v, dtype=torch.float64)
+    found = context(a, v)
+    repeated = v.repeat_interleave(a.n_heads // a.k.shape[1], dim=1).numpy()
+    np.testing.assert_allclose(found, whole(a).weights @ repeated, rtol=0, atol=1e-9)
+
+
+def test_context_of_scores_beyond_a_float_s_range() -> None:
+    q = torch.full((1, 1, 300, 1), -1e5)
+    v = random(1, 1, 2000, 3)
+    found = context(LongAttention(q, torch.ones(1, 1, 2000, 1)), v)
+    np.testing.assert_allclose(found[0, 0, 0], v[0, 0].mean(0), rtol=0, atol=1e-6)
 
 
 # ── what is not computed ─────────────────────────────────────────────────────────────────────
