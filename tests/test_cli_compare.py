@@ -215,12 +215,12 @@ def test_subword_marks_decoded(runs: Path) -> None:
     flags = ["a.npz", "b.npz", "-o", "d.svg", "--sequences", "0", "--dpi", "60", "-q"]
     for name in ("a", "b"):
         run = attnviz.load(f"{name}.npz")
-        tokens = tuple(tuple(f"Ġ{token}" for token in row) for row in run.query_tokens)
+        tokens = tuple(tuple(f"▁{token}" for token in row) for row in run.query_tokens)
         save_npz(replace(run, query_tokens=tokens, key_tokens=tokens), Path(f"{name}.npz"))
     assert call(["compare", *flags]) == 0
-    assert "Ġcat" in Path("d-seq0.svg").read_text()
+    assert "▁cat" in Path("d-seq0.svg").read_text()
     assert call(["compare", *flags, "--force", "--decode"]) == 0
-    assert "Ġcat" not in Path("d-seq0.svg").read_text()
+    assert "▁cat" not in Path("d-seq0.svg").read_text()
     assert ">cat<" in Path("d-seq0.svg").read_text()
 
 
