@@ -41,6 +41,9 @@ WANTED = (*NEEDED, *TURNED, *BIASES, "biased", "projected")
 ROUNDING = {"float16": 2.0**-11, "bfloat16": 2.0**-8, "float32": 2.0**-24, "float64": 2.0**-53}
 """The largest relative error of one rounding to a dtype."""
 
+CLOSE = 2.0**-7
+"""How far the quotient of two numbers in bfloat16 may be from what it would be without rounding."""
+
 Floats = npt.NDArray[np.float64]
 Bools = npt.NDArray[np.bool_]
 
@@ -53,11 +56,14 @@ class Explanation:
     """One query of one head: the run's numbers as float64 copies, and what follows from them.
 
     From taps: `q` `[d_k]`, `k` `[Tk d_k]`, `v` `[Tk d_v]` (normed and turned, where the layer does
-    that: `done_to_q` names it), `products` `[Tk]`, `scaled` `[Tk]` (divided by √d_k, unless the
-    layer leaves that out: `is_scaled`), `bias` `[Tk]` (what places add, or None), `scores` `[Tk]`
-    (all that, before masking), `weights` `[Tk]`, `context` `[d_v]`, `projected` `[d_model]` (all
-    heads through W_O, or None). `allowed` is bool `[Tk]`; `verdicts` has the same for each mask
-    rule by name.
+    that: `done_to_q` names it), `products` `[Tk]`, `scaled` `[Tk]` (divided by `scale`: √d_k, what
+    the layer has in its place, or 1 where it does not divide), `bias` `[Tk]` (what places add, or
+    None), `scores` `[Tk]` (all that, before masking), `weights` `[Tk]`, `context` `[d_v]`,
+    `projected` `[d_model]` (all heads through W_O, or None). `allowed` is bool `[Tk]`; `verdicts`
+    has the same for each mask rule by name.
+
+    `is_normed` says that a norm came before W_Q. The layer of a model that is not attnviz's own
+    `is_foreign`: its products and scores were worked out again from its q and k.
 
     `query` is the query's place in the padded batch, `query_position` its index in its own
     sequence, `occurrence` (n, m) says that it is the n-th of m queries with the same text.
@@ -89,7 +95,7 @@ class Explanation:
     v: Floats
     done_to_q: tuple[str, ...]
     products: Floats
-    is_scaled: bool
+    scale: float
     scaled: Floats
     bias: Floats | None
     scores: Floats
@@ -100,15 +106,17 @@ class Explanation:
     projected: Floats | None
     parts: Floats | None
     steps: tuple[Step, ...]
+    is_normed: bool
+    is_foreign: bool
 
     @property
     def n_keys(self) -> int:
         return len(self.key_tokens)
 
     @property
-    def scale(self) -> float:
-        """√d_k, which the products are divided by; 1 where they are not."""
-        return sqrt(len(self.q)) if self.is_scaled else 1.0
+    def is_scaled(self) -> bool:
+        """Whether the products are divided, by the root of d_k = 1 if by nothing else."""
+        return self.scale != 1 or len(self.q) == 1
 
     @property
     def sees_something(self) -> bool:
@@ -220,6 +228,7 @@ def explain(
     projected = kept.get("projected")
     of_q = [name for name in ("q_normed", "q_rotated") if name in kept]
     of_k = [name for name in ("k_normed", "k_rotated") if name in kept]
+    is_foreign = bool(steps) and all(step.name != "products" for step in steps)
     products = kept["products"][at][query]
     scaled = kept["scores"][at][query] if is_scaled else products
     return Explanation(
@@ -249,9 +258,9 @@ def explain(
         v=_float64(_of_group(kept["v"], at, heads)),
         done_to_q=tuple(of_q),
         products=_float64(products),
-        is_scaled=is_scaled,
+        scale=_divisor(products, scaled, kept["q"].shape[-1]) if is_scaled else 1.0,
         scaled=_float64(scaled),
-        bias=_bias(kept, at, query),
+        bias=_bias(kept, at, query, is_foreign),
         scores=_float64(kept["biased"][at][query] if "biased" in kept else scaled),
         allowed=allowed.copy(),
         verdicts=named,
@@ -260,16 +269,34 @@ def explain(
         projected=None if projected is None else _float64(projected[layer, sequence, query]),
         parts=None if w_o is None else _parts(kept["context"], w_o, at, query),
         steps=tuple(step for step in steps if step.name in (*WANTED, "masked_scores", "weights")),
+        is_normed=any(step.name == "normed" for step in steps),
+        is_foreign=is_foreign,
     )
 
 
+def _divisor(products: npt.NDArray[Any], scaled: npt.NDArray[Any], d_k: int) -> float:
+    """What the products of a row were divided by: √d_k, or what the layer has in its place."""
+    usual = sqrt(d_k)
+    sure = np.where(np.isfinite(products) & np.isfinite(scaled), np.abs(_float64(scaled)), 0)
+    best = int(sure.argmax())
+    if not sure[best]:
+        return usual
+    found = float(products[best]) / float(scaled[best])
+    whole = float(round(found))
+    if abs(found - usual) < CLOSE * usual:
+        return usual
+    return whole if abs(found - whole) < 1e-5 * whole else found
+
+
 def _bias(
-    kept: Mapping[str, npt.NDArray[Any]], at: tuple[int, int, int], query: int
+    kept: Mapping[str, npt.NDArray[Any]], at: tuple[int, int, int], query: int, is_foreign: bool
 ) -> Floats | None:
-    """What places added to this query's scores; T5's table has the heads last."""
+    """What places added to this query's scores; attnviz's own table has the heads last."""
     layer, sequence, head = at
     if "alibi" in kept:
         return _float64(kept["alibi"][at][query])
+    if "position_bias" in kept and is_foreign:
+        return _float64(kept["position_bias"][at][query])
     if "position_bias" in kept:
         return _float64(kept["position_bias"][layer, sequence, query, :, head])
     return None
@@ -448,6 +475,7 @@ def explanation_as_json(explanation: Explanation) -> dict[str, Any]:
             "all_heads": None if e.projected is None else _json(e.projected),
         },
         "derived": [
+            *(["keys.product", "keys.scaled", "keys.score"] if e.is_foreign else []),
             "scale",
             "largest_score",
             "exp_sum",

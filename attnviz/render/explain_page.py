@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from math import sqrt
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -35,6 +36,14 @@ NARROWEST = 12
 
 MOST_ENTRIES = 6
 """Entries that are shown of a vector that does not fit whole."""
+
+AGAIN = {
+    "products": "products",
+    "scores": "scores",
+    "biased": "scores with the bias",
+    "masked_scores": "masked scores",
+}
+"""What a model's own attention shows to nobody, in words."""
 
 WHOLE = 8
 """A vector of up to so many entries is shown whole where it fits."""
@@ -255,6 +264,10 @@ class _Writer:
     def _run(self, *names: str, derived: str = "") -> None:
         """The taps that a section's numbers come from, with their shapes and source lines."""
         found = {step.name: step for step in self.e.steps}
+        if self.e.is_foreign:  # no tap was there for these: they were worked out again
+            again = [AGAIN[name] for name in names if name in AGAIN]
+            names = tuple(name for name in names if name in found)
+            derived = ", ".join([*again, *([derived] if derived else [])])
         pieces = []
         for i, name in enumerate(names):
             end = ";" if i < len(names) - 1 else "."
@@ -265,7 +278,8 @@ class _Writer:
                 pieces += [f"{before}{name} [{axes}] = [{shape}]", step.source + end]
             else:
                 pieces.append(before + name + end)
-        self.page.say(*pieces, *([f"Derived: {derived}."] if derived else []), style="dim")
+        if pieces or derived:
+            self.page.say(*pieces, *([f"Derived: {derived}."] if derived else []), style="dim")
 
     # ── the sections ──
 
@@ -310,7 +324,7 @@ class _Writer:
         d_k, n = len(e.q), self.n_entries
         page.heading("1. The query vector q")
         page.say(
-            f"W_Q turns the token's input into {_count(d_k, 'number')}, its query vector: a "
+            f"W_Q turns {self._input()} into {_count(d_k, 'number')}, its query vector: a "
             "question that is put to every key."
         )
         if "q_normed" in e.done_to_q:
@@ -326,6 +340,17 @@ class _Writer:
         some = "" if n == d_k else f"The first {n} of {d_k} entries are shown. "
         page.say(f"{some}Its norm, √(q·q), is {number(_norm(e.q), 4)}.")
         self._run("q", *e.done_to_q, derived="the norm")
+
+    def _input(self) -> str:
+        """What W_Q is given: the text, or what the layer below has made of it."""
+        e = self.e
+        if e.layer == 0:
+            given = "the token's input"
+        elif e.is_foreign:  # there may be a norm between them, or a sublayer
+            given = f"a vector made of the output of layer {e.layer - 1} for the token"
+        else:
+            given = f"the output of layer {e.layer - 1} for the token"
+        return given + (", normed," if e.is_normed else "")
 
     def _products(self) -> None:
         page, e, digits = self.page, self.e, self.digits
@@ -367,18 +392,26 @@ class _Writer:
         page, e = self.page, self.e
         d_k = len(e.q)
         if not e.is_scaled:
-            page.heading("3. No scale, but a position bias")
+            page.heading("3. No scale" + (", but a position bias" if e.bias is not None else ""))
             page.say("This layer does not divide the products: its W_Q has learned to do without.")
             self._bias()
             return
-        whole = e.scale.is_integer()
-        root = number(e.scale, 0 if whole else self.digits.chain + 1)
-        page.heading("3. The scale √d_k" + (" and the position bias" if e.bias is not None else ""))
-        page.say(
-            f"Each product is divided by √d_k = √{d_k} = {root}: a sum of d_k terms spreads √d_k "
-            "times as wide as one term, and the wider the scores, the more of its weight softmax "
-            "puts on a single key."
+        root, is_usual = self._number(e.scale), e.scale == sqrt(d_k)
+        name = "√d_k" if is_usual else root
+        page.heading(
+            f"3. The scale {name}" + (" and the position bias" if e.bias is not None else "")
         )
+        wider = "the wider the scores, the more of its weight softmax puts on a single key."
+        if is_usual:
+            page.say(
+                f"Each product is divided by √d_k = √{d_k} = {root}: a sum of d_k terms spreads "
+                f"√d_k times as wide as one term, and {wider}"
+            )
+        else:
+            page.say(
+                f"Each product is divided by {root}, which this layer has in place of √d_k = "
+                f"√{d_k} = {self._number(sqrt(d_k))}: {wider}"
+            )
         rows = [
             _Row(
                 [*self._name(i), self._chain(e.products[i]), self._chain(e.scaled[i])],
@@ -386,27 +419,31 @@ class _Writer:
             )
             for i in self.shown
         ]
-        page.table(["at", "key", "q·k", "score" if e.bias is None else "q·k / √d_k"], rows)
+        page.table(["at", "key", "q·k", "score" if e.bias is None else f"q·k / {name}"], rows)
         if (i := self.example) >= 0:
             self._for_example(
                 f"{self._chain(e.products[i])} / {root}", f"= {self._chain(e.scaled[i])}"
             )
         page.say(self._without_scale())
         self._run("scores", derived="what would happen without the scale")
-        if e.bias is not None:
-            self._bias()
+        self._bias(f"q·k / {name}")
 
-    def _bias(self) -> None:
-        """What the places of query and key add to their score."""
+    def _number(self, x: float) -> str:
+        """A number that others are divided by, with digits enough for the quotients."""
+        return number(x, 0 if x.is_integer() else self.digits.chain + 1)
+
+    def _bias(self, before: str = "q·k") -> None:
+        """What the places of query and key add to their score; `before` names what they had."""
         page, e = self.page, self.e
         if e.bias is None:
             return
-        before = "q·k / √d_k" if e.is_scaled else "q·k"
         if self._ran("alibi"):
             page.say(
                 "ALiBi then takes off the distance between query and key, times a slope of this "
                 "head's own: what is far away has to match better."
             )
+        elif e.is_foreign:
+            page.say("The model then adds a bias of its own, a number for each query and key.")
         else:
             page.say(
                 "A number from a learned table is then added, one for this head and the distance "
@@ -442,13 +479,21 @@ class _Writer:
             return "With d_k = 1 it changes nothing."
         without = e.weights_without_scale
         largest = int(np.nan_to_num(without).argmax())
-        bits, bits_without = entropy(e.weights), entropy(without)
-        return (
-            f"Without it, the largest weight would be {self._weight(without[largest])}, on "
-            f"{self._quoted(largest)}, instead of {self._weight(e.weights.max())}; the row would "
-            f"have {number(bits_without, 2)} bits of entropy instead of {number(bits, 2)}, as if "
-            f"{_few(2**bits_without)} keys shared the weight evenly instead of {_few(2**bits)}."
-        )
+        before, after = self._weight(e.weights.max()), self._weight(without[largest])
+        bits, bits_after = (number(entropy(w), 2) for w in (e.weights, without))
+        changes = []
+        if before != after:
+            on = f"on {self._quoted(largest)}"
+            changes.append(f"the largest weight would be {after}, {on}, instead of {before}")
+        if bits != bits_after:
+            keys, keys_after = (_few(2 ** entropy(w)) for w in (e.weights, without))
+            changes.append(
+                f"the row would have {bits_after} bits of entropy instead of {bits}, as if "
+                f"{keys_after} keys shared the weight evenly instead of {keys}"
+            )
+        if not changes:
+            return "Without it nothing that is printed here would change."
+        return f"Without it, {'; '.join(changes)}."
 
     def _mask(self) -> None:
         page, e = self.page, self.e
