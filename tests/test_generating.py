@@ -191,3 +191,11 @@ def test_positions_that_run_out_are_said() -> None:
     assert from_pretrained(loaded, ["the cat sat on"], generate=3).result.lengths.tolist() == [7]
     with pytest.raises(InputError, match=r"7 positions; --max-len cuts it$"):
         from_pretrained(loaded, ["the cat sat on the mat because"], generate=1)
+
+
+def test_numbers_that_are_none_are_no_answer() -> None:
+    loaded = tiny("GPT2LMHeadModel", False, **GPT2)
+    with torch.no_grad():
+        loaded.network.lm_head.weight.fill_(torch.nan)
+    with pytest.raises(InputError, match=r"^tiny GPT2LMHeadModel cannot go on: probability tensor"):
+        write(loaded, "decoder", PROMPT, [0], Writing(2, 1.0))

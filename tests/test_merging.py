@@ -26,7 +26,9 @@ from attnviz.merging import (
 )
 from attnviz.pieces import Pieces, marked_pieces
 from attnviz.result import AttentionResult, from_batches, load, save_json, save_npz
+from attnviz.sources.encoding import encode
 from attnviz.sources.from_pretrained import from_pretrained
+from attnviz.sources.subwords import pieces_of
 
 Array = npt.NDArray[Any]
 
@@ -328,3 +330,13 @@ def test_words_that_are_unknown_or_masked_are_not_hidden() -> None:
     model.tokenizer.unk_token = "[SEP]"  # as GPT-2 has one token for both
     hidden = from_pretrained(model, ["sat [SEP] cat"], hide_special=True).result
     assert hidden.query_tokens == (("sat", "cat"),)
+
+
+def test_a_tokenizer_that_tells_no_places() -> None:
+    """Those written in Python alone: words are told by the marks of what was cut."""
+    tokenizer = tiny("BertModel", **BERT).tokenizer
+    encoded = encode(tokenizer, ["unbelievable it"])
+    nowhere = replace(encoded, spans=tuple(((0, 0),) * len(row) for row in encoded.spans))
+    [known], [told] = pieces_of(tokenizer, encoded), pieces_of(tokenizer, nowhere)
+    assert known == told
+    assert told.words == (("[CLS]", 1), ("unbelievable", 3), ("it", 1), ("[SEP]", 1))
