@@ -362,3 +362,34 @@ def test_the_crew_is_as_large_as_torch_has_threads(
     monkeypatch.setattr(torch, "get_num_threads", lambda: 3)
     measured(source, [[source.ready(Document(0, "", "w1 w2"))]], OPTIONS)
     assert sizes == [3]
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_what_runs_in_the_processes_of_ray(source: Layers, here: Path) -> None:
+    """The reading task, the worker and the merging task, called as Ray calls them."""
+    from attnviz.measuring.cluster import Worker, _unpacked, merge_rows
+    from attnviz.measuring.ray_reading import ShardSource
+
+    corpus = corpus_of(here / "a.jsonl", 600, bad=(300,))
+    whole = drive(source, shards(corpus.documents()), OPTIONS)
+    first = drive(source, list(shards(corpus.documents()))[:1], OPTIONS)
+    (task,) = ShardSource(corpus, frozenset({0})).get_read_tasks(1)
+    tables = [table.to_pydict() for table in task()]
+    assert [table["shard"] for table in tables] == [[1], [2]]
+    threads = torch.get_num_threads()
+    try:
+        worker = Worker(OPENING, OPTIONS)
+        rows = [
+            worker({name: np.array(column, dtype=object) for name, column in table.items()})
+            for table in tables
+        ]
+    finally:
+        torch.set_num_threads(threads)
+    batch = {
+        name: np.array([row[name][0] for row in rows], dtype=object) for name in ("part", "facts")
+    }
+    merged = merge_rows(batch, OPTIONS)
+    row = {name: column[0] for name, column in merged.items()}
+    part, numbers, position = _unpacked(row, OPTIONS)
+    assert (numbers, position) == ([1, 2], corpus.n_bytes)
+    assert_same(first.merge(part), whole)

@@ -322,3 +322,24 @@ def test_an_opening_can_be_sent_to_another_process() -> None:
     again = pickle.loads(pickle.dumps(opening))
     one, two = (attended(each(), Document(0, "", text(5))) for each in (opening, again))
     np.testing.assert_array_equal(one[0].weights, two[0].weights)
+
+
+def test_a_model_without_a_tokenizer_or_with_one_that_fails(
+    encoder: Model, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from dataclasses import replace
+
+    with pytest.raises(InputError, match=r"has no tokenizer that could be read$"):
+        Model(replace(encoder._loaded, tokenizer=None))
+
+    def failing(*_: object, **__: object) -> None:
+        raise TypeError("odd\ninput")
+
+    broken = Model(encoder._loaded)
+    monkeypatch.setattr(broken, "_tokenizer", failing)
+    with pytest.raises(InputError) as error:
+        broken.ready(Document(0, "", "a"))
+    assert str(error.value) == "fails in the model's tokenizer: odd\\ninput"
+    monkeypatch.setattr(broken, "_tokenizer", lambda *_, **__: {"input_ids": []})
+    with pytest.raises(InputError, match=r"^has no tokens$"):
+        broken.ready(Document(0, "", ""))
