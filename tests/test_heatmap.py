@@ -237,6 +237,39 @@ def test_several_layers_make_a_matrix() -> None:
     assert "layer 1 · head 2" in written(overview_sheet(few).texts)
 
 
+@pytest.mark.parametrize(
+    ("layers", "heads", "rows", "columns"),
+    [
+        (2, 1, 1, 2),  # one head of several layers is no column
+        (6, 1, 2, 3),
+        (30, 1, 5, 6),
+        (5, 2, 3, 4),  # two layers a row
+        (30, 2, 6, 10),
+        (24, 4, 8, 12),
+        (4, 2, 4, 2),  # a matrix
+        (6, 12, 6, 12),
+        (30, 9, 30, 9),
+    ],
+)
+def test_a_tower_of_layers_is_wrapped(layers: int, heads: int, rows: int, columns: int) -> None:
+    some = subject(run(queries=("a", "b", "c"), layers=layers, heads=heads))
+    places, n_rows, n_columns = grid(some.pairs, some)
+    assert (n_rows, n_columns) == (rows, columns)
+    assert places == sorted(set(places))  # in reading order, each in a place of its own
+    beside = {(layer, row) for (layer, _), (row, _) in zip(some.pairs, places, strict=True)}
+    assert len(beside) == layers  # a layer's heads stay in one row
+
+
+def test_one_head_of_several_layers_names_its_layers() -> None:
+    one_head = [(layer, 2) for layer in range(6)]
+    some = Subject(run(layers=6, heads=3), 0, Look(), one_head, longest_label=14)
+    assert grid(one_head, some)[1:] == (2, 3)
+    texts = [text.text for text in overview_sheet(some).texts]
+    assert [name for name in texts if name.startswith("layer")] == [
+        f"layer {layer} · head 2" for layer in range(6)
+    ]
+
+
 def test_one_layer_wraps() -> None:
     eight = subject(run(heads=8))
     assert grid(eight.pairs, eight)[1:] == (2, 4)

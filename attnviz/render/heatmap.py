@@ -26,9 +26,8 @@ def draw_overview(
 ) -> list[str]:
     """Draw the chosen (layer, head) pairs, all by default, as one picture.
 
-    `path.suffix` picks its form: .png, .svg or .pdf. Heads of one layer fill a grid; those of
-    several make a layers × heads matrix. Returns remarks for the person: labels left out, cells
-    pooled, characters that no font has.
+    `path.suffix` picks its form: .png, .svg or .pdf; `overview.grid` says where each map stands.
+    Returns remarks for the person: labels left out, cells pooled, characters that no font has.
     """
     if heads is None:
         heads = [(la, h) for la in range(result.n_layers) for h in range(result.n_heads)]

@@ -98,22 +98,30 @@ def overview_sheet(subject: Subject) -> Sheet:
 
 
 def grid(pairs: list[Pair], subject: Subject) -> tuple[list[Pair], int, int]:
-    """(row, column) of each head: a matrix of layers × heads, or one layer's heads wrapped."""
+    """(row, column) of each head, the number of rows, the number of columns.
+
+    The heads of one layer, or one head of several layers, are wrapped like words. Several heads of
+    several layers are a matrix, a layer a row. With many more layers than heads it would be a
+    tower: then several layers share a row, each with its heads side by side.
+    """
     layers = sorted({layer for layer, _ in pairs})
-    if len(layers) > 1:
-        numbers = sorted({number for _, number in pairs})
-        places = [(layers.index(layer), numbers.index(number)) for layer, number in pairs]
-        return places, len(layers), len(numbers)
-    n = len(pairs)
+    numbers = sorted({number for _, number in pairs})
+    if len(layers) == 1:
+        units, width, at = len(pairs), 1, [(i, 0) for i in range(len(pairs))]
+    else:
+        units, width = len(layers), len(numbers)
+        at = [(layers.index(layer), numbers.index(number)) for layer, number in pairs]
+    is_matrix = units <= width**2  # 4 layers of 2 heads, 9 of 3, 16 of 4
     shape = subject.n_keys / subject.n_queries
 
-    def cost(columns: int) -> float:
-        rows = ceil(n / columns)
-        lopsided = abs(log(columns * shape / (rows * 1.5)))
-        return lopsided + 1.2 * (rows * columns - n) / n
+    def cost(abreast: int) -> float:
+        rows = ceil(units / abreast)
+        lopsided = abs(log(abreast * width * shape / (rows * 1.5)))
+        return lopsided + 1.2 * (rows * abreast - units) / units
 
-    columns = min(range(1, n + 1), key=cost)
-    return [divmod(i, columns) for i in range(n)], ceil(n / columns), columns
+    abreast = 1 if is_matrix else min(range(1, units + 1), key=cost)
+    places = [(unit // abreast, unit % abreast * width + beside) for unit, beside in at]
+    return places, ceil(units / abreast), abreast * width
 
 
 def _tile_titles(
