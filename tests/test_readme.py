@@ -7,9 +7,12 @@ import re
 import shutil
 import subprocess
 import sys
+from importlib import import_module
 from pathlib import Path
 
 import pytest
+
+from attnviz.cli.commands import COMMANDS
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -63,22 +66,27 @@ def test_every_sample_has_its_line() -> None:
             assert f"`{path.name}`" in listed
 
 
+OTHER_PROGRAMS = {"--cov", "--no-deps"}
+"""Flags of pytest and pip that the README names."""
+
+
 def test_the_flags_that_the_readme_names_exist(clone: Path) -> None:
-    helps = "".join(
-        run(f"attnviz {name} --help", clone).stdout for name in ("", "run", "shapes", "explain")
-    )
-    for flag in set(re.findall(r"`?(--[a-z][a-z-]+)", README)) - {"--cov"}:
-        assert flag in helps, flag
+    helps = "".join(run(f"attnviz {name} --help", clone).stdout for name in ("", *COMMANDS))
+    known = set(re.findall(r"--[a-z][a-z0-9-]+", helps)) | OTHER_PROGRAMS
+    assert set(re.findall(r"(--[a-z][a-z0-9-]+)", README)) - known == set()
 
 
-@pytest.mark.parametrize("name", ["run", "shapes", "explain"])
+@pytest.mark.parametrize("name", COMMANDS)
 def test_the_examples_in_the_help_work(name: str, clone: Path) -> None:
-    from attnviz.cli import explain, shapes
-    from attnviz.cli import run as run_command
-
-    examples = {"run": run_command, "shapes": shapes, "explain": explain}[name].EXAMPLES
+    examples = import_module(f"attnviz.cli.{name}").EXAMPLES
     commands = [line for line in examples.splitlines() if line.startswith("attnviz ")]
     assert len(commands) == 2
     for command in commands:
+        assert f"attnviz {name} " in command
         done = run(command, clone)
         assert done.returncode == 0, (command, done.stderr)
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_the_readme_names_every_command(name: str) -> None:
+    assert f"| `attnviz {name}` |" in README

@@ -42,9 +42,11 @@ COMPARE = "Compare"
 
 EXAMPLES = """Examples:
 
-attnviz compare before.npz after.npz -o changes/
+attnviz run "a cat" -o a.npz; attnviz run "a cat" --causal -o b.npz; attnviz compare a.npz b.npz
 
-attnviz compare ours.npz theirs.npy --tolerance 1e-5 --match"""
+attnviz run 猫坐 -o c.npz; attnviz run 猫坐 --seed 1 -o d.npz; attnviz compare c.npz d.npz --match
+
+Of another code: attnviz compare ours.npz theirs.npy --tolerance 1e-5 -o changes/"""
 
 
 @dataclass(frozen=True)

@@ -47,7 +47,9 @@ EXAMPLES = """Examples:
 
 attnviz stats "The cat sat on the mat." "A dog came in, and the cat ran." --causal
 
-attnviz stats --model ./all-MiniLM-L6-v2 --file 'corpus/*.txt.gz' --max-len 128 -o heads.csv"""
+attnviz stats --file 'samples/*.txt' --causal --sort first -o heads.csv --force
+
+Of a model: attnviz stats --model ./all-MiniLM-L6-v2 --file 'corpus/*.txt.gz' -o heads.csv"""
 
 
 @spread
