@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -184,9 +186,66 @@ def test_what_differs_from_the_model_s_own_is_refused(monkeypatch: pytest.Monkey
             lambda *_: None,
             lambda _: None,
         )
-    assert str(caught.value).startswith(
-        "a tiny model does more than q · k and mask: block by block, its layer 2 would differ by "
+    assert re.fullmatch(
+        r"a tiny model does more than q · k and mask: block by block, \d\d?\.\d% of the weight of "
+        r"layer \d would lie elsewhere; its maps are computed whole only",
+        str(caught.value),
     )
+
+
+def run_it(model: nn.Module, monkeypatch: pytest.MonkeyPatch, layers: list[int]) -> None:
+    wanted, nothing = Wanted(layers=layers), lambda *_: None
+    run_model_long(loaded(model, monkeypatch), ["text"], None, wanted, Pooling(7), nothing, nothing)
+
+
+def test_masks_of_the_first_layer_are_proved_as_well(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its queries are right whatever the mask is: it is the weights that tell."""
+    model, right = network("llama"), model_blocks._attention
+    monkeypatch.setattr(model_blocks, "_attention", lambda *given: replace(right(*given), rules=()))
+    with pytest.raises(InputError, match=r"of the weight of layer 0 would lie elsewhere"):
+        run_it(model, monkeypatch, [0])
+
+
+def test_a_weight_that_is_no_number_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = network("llama")
+    model.layers[1].self_attn.q_proj.weight.data.fill_(float("nan"))  # type: ignore
+    with pytest.raises(InputError, match=r"nan% of the weight of layer 1 would lie elsewhere"):
+        run_it(model, monkeypatch, [0, 1])
+
+
+def test_the_proof_ends_with_the_last_layer_that_is_wanted(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    model, ran = network("llama"), []
+    for i, layer in enumerate(model.layers):  # type: ignore[arg-type]
+        layer.register_forward_pre_hook(lambda *_, i=i: ran.append(i))
+    run_it(model, monkeypatch, [0])
+    assert ran == [0, 0, 0]
+
+
+def test_chunks_that_begin_after_what_is_proved_are_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """FlashAttention's mask leaves them out without a word."""
+    monkeypatch.setattr(model_blocks, "PROVED", 16)
+    config = transformers.Llama4TextConfig(
+        **{**SMALL, **GROUPED, "hidden_size": 32, "intermediate_size": 32},
+        intermediate_size_mlp=32,
+        num_local_experts=2,
+        attention_chunk_size=32,
+    )
+    torch.manual_seed(0)
+    model = transformers.Llama4TextModel(config).eval()
+    with pytest.raises(InputError) as caught:
+        run_it(model, monkeypatch, [0])
+    message = "the model makes a mask of its own; its maps are computed whole only"
+    assert str(caught.value) == message
+
+
+def test_a_window_longer_than_what_is_proved(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(model_blocks, "PROVED", 5)
+    for family in ("mistral", "modernbert"):
+        run_it(network(family), monkeypatch, [0, 2])
 
 
 def test_a_model_that_computes_by_lines_of_its_own_is_refused(
