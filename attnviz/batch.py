@@ -216,7 +216,7 @@ def read_tokens(path: Path) -> list[Tokens]:
     name = printable(path)
     try:
         with path.open("rb") as stream:
-            text = _decode(stream.read(LARGEST_INPUT + 1), name, "utf-8")
+            text = _decode(stream.read(LARGEST_INPUT + 1), name)
     except OSError as error:
         raise InputError(f"{name}: {why_unreadable(path, error)}") from None
     suffix = path.suffix.lower()
@@ -234,7 +234,9 @@ def read_tokens(path: Path) -> list[Tokens]:
     return [tuple(tokens) for tokens in found]
 
 
-def _decode(data: bytes, name: str, encoding: str) -> str:
+def _decode(data: bytes, name: str, given: str | None = None) -> str:
+    """The text of a file in the encoding `given` by a flag; None: UTF-8, and there is no flag."""
+    encoding = given or "utf-8"
     if len(data) > LARGEST_INPUT:
         raise InputError(f"{name} has over {LARGEST_INPUT >> 20} MiB; give a part of it")
     try:
@@ -245,9 +247,10 @@ def _decode(data: bytes, name: str, encoding: str) -> str:
         ) from None
     except UnicodeDecodeError as error:
         at = error.start + len(data) - len(error.object)  # some codecs cut off a mark first
-        hint = "name its encoding with --encoding"
+        hint = "save it as UTF-8" if given is None else "name its encoding with --encoding"
         if data.startswith((b"\xff\xfe", b"\xfe\xff")):
-            hint = "it begins as UTF-16 does: --encoding utf-16"
+            flag = "save it as UTF-8" if given is None else "--encoding utf-16"
+            hint = f"it begins as UTF-16 does: {flag}"
         raise InputError(
             f"{name} is not {printable(encoding)}: byte {at} is 0x{data[at]:02X}; {hint}"
         ) from None

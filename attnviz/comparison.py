@@ -167,8 +167,9 @@ def compare(
             alone = sorted(set(heads) - {head for head, _ in pairs})
             if alone:
                 names = ", ".join(map(str, alone))
+                word = f"A's heads {names} have" if len(alone) > 1 else f"A's head {names} has"
                 where = f"layer {a.layer_numbers[layer]}"
-                notes.append(f"{where}: A's heads {names} have no partner in B")
+                notes.append(f"{where}: {word} no partner in B")
             on_done()
         for head, other in pairs:
             found.append(_compare_heads(sides, layer, head, other, sequences))

@@ -251,7 +251,7 @@ def test_ascii_where_the_terminal_has_no_more(
             "--tolerance is nan; 0 or more is expected, 1e-5, say",
         ),
         (["a.npz", "b.npz", "--heads", "3"], "--heads 3: there are 3 heads, 0 to 2"),
-        (["a.npz", "b.npz", "--layers", "1"], "--layers 1: there are 1 layers, 0 to 0"),
+        (["a.npz", "b.npz", "--layers", "1"], "--layers 1: there is 1 layer, 0"),
         (
             ["a.npz", "b.npz", "-o", "x.html"],
             "-o x.html: a comparison is written as .png .svg .pdf .json, or to a folder (no "

@@ -55,7 +55,7 @@ def test_remarks_go_to_standard_error(capsys: pytest.CaptureFixture[str]) -> Non
     [
         (["--head", "2"], "--head 2: there are 2 heads, 0 to 1"),
         (["--head", "-1"], "--head -1: there are 2 heads, 0 to 1"),
-        (["--sequence", "1"], "--sequence 1: there are 1 sequences, 0 to 0"),
+        (["--sequence", "1"], "--sequence 1: there is 1 sequence, 0"),
         (
             ["--query", "dog"],
             "query dog is no token of sequence 0; its tokens: the (0), cat (1)",

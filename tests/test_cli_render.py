@@ -318,7 +318,7 @@ ERRORS = {
     "render a.npy --key-lengths ²": "--key-lengths ²: '²' is no number; 5,7,4, say",
     "render a.npy --lengths 5,5": "2 lengths given, and the array has 1 sequence",
     "render a.npy --heads 3": "--heads 3: there are 3 heads, 0 to 2",
-    "render a.npy --layers 1": "--layers 1: there are 1 layers, 0 to 0",
+    "render a.npy --layers 1": "--layers 1: there is 1 layer, 0",
     "render a.npy --tokens none.json": "none.json: no such file or directory",
     "render a.npy --axes QK": "a.npy cannot be read by --axes 'QK': it has 3 axes, shape [3, 5, 7]",
     "render run.npz --axes HQK": "run.npz is a saved run, which knows its axes and tokens; --axes "

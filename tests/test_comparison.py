@@ -164,6 +164,8 @@ def test_more_heads_on_one_side_are_matched():
         "layer 0: A's heads 1, 3 have no partner in B",
         "layer 1: A's heads 1, 3 have no partner in B",
     )
+    done = compare(result_of(a), result_of(a[:, :, [4, 0, 2, 1]]), match=True)
+    assert done.notes[0] == "layer 0: A's head 3 has no partner in B"
 
 
 def test_on_done_is_called_for_each_head_and_each_matching():

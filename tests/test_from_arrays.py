@@ -484,12 +484,17 @@ def test_keys_of_their_own(here: Path) -> None:
         ({"tokens": Path("none.txt")}, "none.txt: no such file or directory"),
         ({"tokens": Path("empty.txt")}, "empty.txt holds no tokens"),
         ({"tokens": Path("bad.json")}, "bad.json, token 1 is 3; a non-empty string is expected"),
-        ({"tokens": Path("bad.txt")}, "bad.txt is not utf-8: byte 1 is 0xFF; "),
+        ({"tokens": Path("bad.txt")}, "bad.txt is not utf-8: byte 1 is 0xFF; save it as UTF-8"),
+        (
+            {"tokens": Path("wide.txt")},
+            "wide.txt is not utf-8: byte 0 is 0xFF; it begins as UTF-16 does: save it as UTF-8",
+        ),
     ],
 )
 def test_tokens_that_do_not_fit(here: Path, more: dict[str, Any], message: str) -> None:
     np.save("x.npy", weights(2, 3, 5, 7))
     Path("empty.txt").write_text("\n\n")
+    Path("wide.txt").write_bytes("a b".encode("utf-16"))
     Path("bad.json").write_text('["a", 3]')
     Path("bad.txt").write_bytes(b"a\xff")
     got = fails("x.npy", **more)

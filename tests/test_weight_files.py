@@ -189,6 +189,7 @@ def test_other_things(tmp_path: Path) -> None:
         "list.pt": "FILE holds a list; a state dict is expected, tensors by their names",
         "tensor.pt": "FILE holds a tensor; a state dict is expected, tensors by their names",
         "sparse.pt": "FILE holds a as no dense tensor of numbers",
+        "a.gguf": "FILE has the suffix '.gguf'; weights have one of .safetensors, .pt, .pth, .bin; --model runs it",  # noqa: E501
         "a.model": "FILE has the suffix '.model'; weights have one of .safetensors, .pt, .pth, .bin",  # noqa: E501
         "none.pt": "FILE: no such file or directory",
         "none.safetensors": "FILE: no such file or directory",

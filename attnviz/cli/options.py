@@ -807,6 +807,11 @@ def _is_group(hint: object) -> bool:
     return isinstance(hint, type) and issubclass(hint, GROUPS)
 
 
+def _there_are(n: int, what: str) -> str:
+    """`there are 3 heads, 0 to 2`, `there is 1 head, 0`."""
+    return f"there are {n} {what}, 0 to {n - 1}" if n > 1 else f"there is 1 {what[:-1]}, 0"
+
+
 def choose(flag: str, wanted: str | None, n: int, what: str) -> list[int]:
     """`0,3-5` → [0, 3, 4, 5], each below `n`; None means all. Raises `ConfigError` otherwise."""
     if wanted is None:
@@ -823,7 +828,7 @@ def choose(flag: str, wanted: str | None, n: int, what: str) -> list[int]:
             )
         start, stop = int(first), int(last or first)
         if stop >= n or start > stop:
-            raise ConfigError(f"{flag} {printable(wanted)}: there are {n} {what}, 0 to {n - 1}")
+            raise ConfigError(f"{flag} {printable(wanted)}: {_there_are(n, what)}")
         chosen.update(dict.fromkeys(range(start, stop + 1)))
     return list(chosen)
 
@@ -831,5 +836,5 @@ def choose(flag: str, wanted: str | None, n: int, what: str) -> list[int]:
 def choose_one(flag: str, wanted: int, n: int, what: str) -> int:
     """`wanted` when it is below `n`. Raises `ConfigError` otherwise."""
     if not 0 <= wanted < n:
-        raise ConfigError(f"{flag} {wanted}: there are {n} {what}, 0 to {n - 1}")
+        raise ConfigError(f"{flag} {wanted}: {_there_are(n, what)}")
     return wanted

@@ -102,7 +102,10 @@ def open_weight_file(path: Path) -> WeightFile:
             entries, read, metadata = _open_shards(path)
         elif path.suffix.lower() not in SUFFIXES:
             kind = printable(path.suffix)
-            raise InputError(f"has the suffix '{kind}'; weights have one of {', '.join(SUFFIXES)}")
+            hint = "; --model runs it" if kind.lower() == ".gguf" else ""
+            raise InputError(
+                f"has the suffix '{kind}'; weights have one of {', '.join(SUFFIXES)}{hint}"
+            )
         elif path.suffix.lower() == ".safetensors":
             entries, read, metadata = _open_safetensors(path)
         else:
