@@ -149,7 +149,7 @@ def in_blocks(
             yield
 
 
-def _plain_mask(make: Callable[..., Tensor | None]) -> Callable[..., Tensor | None]:
+def _plain_mask(make: Any) -> Callable[..., Tensor | None]:
     """FlashAttention's masks, made by `make`, where they are what the model asks for.
 
     It knows causality and a window, and leaves the rest of a mask out without a word.
@@ -157,7 +157,8 @@ def _plain_mask(make: Callable[..., Tensor | None]) -> Callable[..., Tensor | No
 
     def mask(*, mask_function: Callable[..., Tensor], **given: Any) -> Tensor | None:
         _require_plain(mask_function, given)
-        return make(mask_function=mask_function, **given)
+        made: Tensor | None = make(mask_function=mask_function, **given)
+        return made
 
     return mask
 
