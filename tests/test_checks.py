@@ -471,6 +471,35 @@ def test_right_attention_never_fails(one: tuple[Any, ...], way: Callable[..., An
     assert report.passed, str(report)
 
 
+SPOILED: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
+    "as they are": lambda w, _: w,
+    "powers": lambda w, _: w.exp(),
+    "logarithms": lambda w, _: w.log(),
+    "dropped": lambda w, odd: w * (odd < 0.7) / 0.7,
+    "large": lambda w, _: w * 1e300,
+    "NaN here and there": lambda w, odd: w.masked_fill(odd < 0.1, torch.nan),
+    "infinity here and there": lambda w, odd: w.masked_fill(odd < 0.1, -torch.inf),
+    "nothing": lambda w, _: 0 * w,
+    "all infinite": lambda w, _: w + torch.inf,
+    "along the queries": lambda w, _: w / w.sum(-2, keepdim=True),
+    "turned": lambda w, _: w.flip(-1),
+}
+
+
+@pytest.mark.filterwarnings("error")
+@given(right_ones(), right_ones(), st.sampled_from(list(SPOILED.values())), st.booleans())
+@settings(max_examples=200)
+def test_any_numbers_give_a_report(
+    one: tuple[Any, ...], other: tuple[Any, ...], spoil: Callable[..., Any], sinks: bool
+) -> None:
+    """Whatever stands in the weights, and whatever masks are told: findings, and no warning."""
+    q, k, _, allowed = one
+    weights = right.minus_infinity(q, k, allowed).double()
+    odd = torch.rand(weights.shape, generator=torch.Generator().manual_seed(weights.shape[-1]))
+    told = {name: other[2][name] for name in ("causal", "window") if name in other[2]}
+    str(check(spoil(weights, odd), expect=(q, k), sinks=sinks, **told))
+
+
 @given(right_ones(), st.integers(0, 100))
 @settings(max_examples=100)
 def test_sinks_pass_when_they_are_told(one: tuple[Any, ...], seed: int) -> None:

@@ -24,6 +24,9 @@ TRIED = 16
 LEAST_DROPOUT = 0.005
 """The smallest p that is told from rounding."""
 
+MOST_DROPOUT = 0.999
+"""The largest p that anybody trains with, and more."""
+
 MOST_SHARED = 0.9
 """Share of the zeros that all heads may have in common before they are a mask, and no dropout."""
 
@@ -234,7 +237,9 @@ def dropout_of(sums: DropoutSums) -> float | None:
     al. 2014, as libraries have it): rows without a zero sum to 1/(1 - p), no row to more, and the
     mean of all is 1.
     """
-    if sums.rows < 2 or not sums.zeros or sums.largest <= 1 + LEAST_DROPOUT:
+    if sums.rows < 2 or not sums.zeros:
+        return None
+    if not 1 + LEAST_DROPOUT < sums.largest < 1 / (1 - MOST_DROPOUT):
         return None
     if sums.shared > MOST_SHARED * sums.zeros:
         return None
@@ -246,6 +251,8 @@ def dropout_of(sums: DropoutSums) -> float | None:
         if (whole < 0.98 * whole.max()).mean() > 0.5:
             return None
         p = 1 - 1 / float(whole.max())
+    if p > MOST_DROPOUT:
+        return None
     spread = 5 * sqrt(share * (1 - share) / sums.cells) + 0.02
     mean = sums.total / sums.rows
     deviation = sqrt(max(sums.squares / sums.rows - mean**2, 0.0))

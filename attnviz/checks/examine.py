@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import numpy as np
+
 from attnviz.checks import judge, recompute
 from attnviz.checks.finding import Report
 from attnviz.checks.recompute import Given
@@ -27,13 +29,14 @@ def examine(
     if subject.cut:
         sinks = True
         remarks.append(f"rows may sum to less than 1: {subject.cut}")
-    seen = scan(subject, tolerance, sinks)
-    findings = list(judge.findings_of(subject, seen, sinks))
     checked = ["finite", "negative", "rows", *(f"leak:{told.name}" for told in subject.told)]
     checked += ALWAYS
-    if given is not None:
-        findings += recompute.findings_of(subject, given, sinks)
-        checked += given.checked
+    with np.errstate(all="ignore"):  # NaN and infinity are findings, not warnings
+        seen = scan(subject, tolerance, sinks)
+        findings = list(judge.findings_of(subject, seen, sinks))
+        if given is not None:
+            findings += recompute.findings_of(subject, given, sinks)
+            checked += given.checked
     findings.sort(key=lambda finding: not finding.fails)  # stable: each kind keeps its order
     return Report(
         sizes=subject.sizes,
