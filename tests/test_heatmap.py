@@ -125,9 +125,12 @@ def test_a_row_that_sees_nothing_is_struck_through() -> None:
     assert struck.sum() == 2
 
 
-@pytest.mark.parametrize("odd", [np.nan, np.inf])
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("odd", [np.nan, np.inf, 1e300])
 def test_what_is_not_a_number_is_marked(odd: float) -> None:
+    """A float64 beyond float32, in which pictures are drawn, is one too."""
     result = run()
+    result = replace(result, attention=result.attention.astype(np.float64))
     result.attention[0, 0, 1, 2, 3] = odd
     heads = Heads(result, 0)
     head = heads.head(0, 1)

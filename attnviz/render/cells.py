@@ -47,9 +47,9 @@ class Heads:
 
     def head(self, layer: int, number: int) -> Head:
         """Raises IndexError where there is no such head."""
-        weights = self._result.attention[layer, self._sequence, number].astype(
-            np.float32, copy=False
-        )
+        own = self._result.attention[layer, self._sequence, number]
+        with np.errstate(over="ignore"):  # a float64 beyond float32 is drawn as infinite
+            weights = own.astype(np.float32, copy=False)
         verdicts = self._verdicts(layer, number)
         drawn = verdicts.kinds == WEIGHT
         odd = drawn & ~np.isfinite(weights)
