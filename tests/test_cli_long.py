@@ -193,7 +193,21 @@ def test_a_part_of_a_sequence_with_padding_on_the_left(
         (("--rows", "5"), "--rows 5: two numbers are expected, 5000:5200"),
         (
             ("--rows", "9:3"),
-            "--rows 9:3: the end comes before the start; 5000:5200, say",
+            "--rows 9:3 ends before it starts; 5000:5200, say",
+        ),
+        (("--cols", "9:9"), "--cols 9:9 is empty; 5000:5200, say"),
+        (
+            ("--rows", "99999999999999:999999999999999"),
+            "--rows 99999999999999:999999999999999: there are 300 queries, 0:300 for all",
+        ),
+        (
+            ("--pool", "9", "--cols", "0:9"),
+            "--pool folds the whole map, --cols draws a part: give one",
+        ),
+        (
+            ("--memory", "0", "--words"),
+            "--words goes with whole maps, and this text is run in blocks (whole maps would take "
+            "REASON, more than --memory 0)",
         ),
         (("--rows", "9:301"), "--rows 9:301: there are 300 queries, 0:300 for all"),
         (("--cols", "0:1000"), "--cols 0:1000: there are 300 keys, 0:300 for all"),
@@ -211,7 +225,7 @@ def test_a_part_of_a_sequence_with_padding_on_the_left(
         ),
         (
             ("--pool", "9", "--save-layer", "l.safetensors"),
-            "--save-layer goes with whole maps; this is --pool 9",
+            "--save-layer goes with whole maps, and this text is run in blocks (--pool 9)",
         ),
     ],
 )
@@ -219,6 +233,7 @@ def test_flags_that_cannot_be(
     flags: tuple[str, ...], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     err, out = run(capsys, *flags, code=2)
+    err = [re.sub(r"take [\d.]+ MiB", "take REASON", line) for line in err]
     assert (err, out) == ([f"attnviz: {message}"], "")
     assert sorted(path.name for path in Path().iterdir()) == ["text.txt", "two.txt"]
 
@@ -244,6 +259,36 @@ def test_a_saved_long_run_knows_its_own_masks(capsys: pytest.CaptureFixture[str]
         "attnviz: this long run was saved without its queries and keys; attnviz run … --keep q,k "
         "keeps what its weights can be computed from"
     ]
+
+
+def test_what_needs_every_weight_refuses_a_saved_long_run(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    run(capsys, "--pool", "9", "-o", "long.npz", "-o", "long.safetensors", "-q")
+    for name in ("long.npz", "long.safetensors"):
+        err, _ = said(capsys, "compare", name, name, code=2)
+        assert err == [
+            f"attnviz: {name} is a saved long run, whose maps are pooled, and every weight is "
+            "needed here; save whole maps of a shorter text"
+        ]
+        err, _ = said(capsys, "render", name, "--words", "-o", "t.png", code=2)
+        assert err == [f"attnviz: --words goes with whole maps; {name} is a saved long run"]
+
+
+@pytest.mark.parametrize("side", ["left", "right"])
+def test_a_part_of_a_saved_whole_run_is_counted_without_padding(
+    side: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    given = ("run", "--file", "two.txt", *FEW, "--pad-side", side)
+    said(capsys, *given, "-o", "whole.npz", "-q")
+    cut = ("--sequences", "1", "--rows", "1:3", "--cols", "0:5", "-q")
+    said(capsys, *given, *cut, "-o", "run.json")
+    said(capsys, "render", "whole.npz", *cut, "-o", "render.json")
+    parts = [json.loads(Path(name).read_text()) for name in ("run.json", "render.json")]
+    assert parts[0]["query_tokens"] == parts[1]["query_tokens"] == [["坐", "在"]]
+    np.testing.assert_allclose(parts[0]["attention"], parts[1]["attention"], atol=2e-6)
+    err, _ = said(capsys, "render", "whole.npz", *cut[:2], "--rows", "0:6", code=2)
+    assert err == ["attnviz: --rows 0:6: there are 5 queries, 0:5 for all"]
 
 
 def test_ctrl_c_leaves_nothing_half_written(

@@ -62,7 +62,9 @@ def demand(
     if needed <= limit:
         return None
     said = (
-        f"--memory {flags.memory}" if budget else f"half of the free memory, {human_bytes(limit)}"
+        f"half of the free memory, {human_bytes(limit)}"
+        if budget is None
+        else f"--memory {printable(flags.memory)}"
     )
     return Demand(f"whole maps would take {human_bytes(needed)}, more than {said}", flags)
 
@@ -421,5 +423,5 @@ def _print_measures(
         for layer, head in heads
     ]
     values = [[float(means[name][at]) for name in measures] for at in heads]
-    title = f"heads of sequence {sequence}: means over {rows:,} query rows"
+    title = f"heads of sequence {sequence}: means over {rows:,} query row{'s' * (rows != 1)}"
     print_measures(title, names, values, measures, console)

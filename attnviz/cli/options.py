@@ -687,13 +687,12 @@ class WindowFlags:
         if given is None:
             return None
         parts = [part.strip().replace("_", "") for part in given.split(":")]
-        if len(parts) != 2 or not all(p.isascii() and p.isdigit() and len(p) < 12 for p in parts):
+        if len(parts) != 2 or not all(p.isascii() and p.isdigit() and len(p) < 19 for p in parts):
             raise ConfigError(f"--{name} {printable(given)}: two numbers are expected, 5000:5200")
         start, stop = map(int, parts)
         if start >= stop:
-            raise ConfigError(
-                f"--{name} {printable(given)}: the end comes before the start; 5000:5200, say"
-            )
+            what = "is empty" if start == stop else "ends before it starts"
+            raise ConfigError(f"--{name} {printable(given)} {what}; 5000:5200, say")
         return start, stop
 
 
@@ -726,6 +725,9 @@ class LongFlags(WindowFlags):
             check_size("--pool", self.pool)
             if self.pool > LARGEST_POOL:
                 raise ConfigError(f"--pool is {self.pool}; the most is {LARGEST_POOL}")
+            if self.given:
+                flag = "--cols" if self.rows is None else "--rows"
+                raise ConfigError(f"--pool folds the whole map, {flag} draws a part: give one")
         self.budget()
 
     def budget(self) -> int | None:

@@ -76,7 +76,11 @@ def render(
     if is_pooled(file):
         from attnviz.cli.long import render_pooled
 
-        given = [*array.given, *tokens.given, *(["masks"] if masking.is_set else [])]
+        if tokens.given:
+            raise ConfigError(
+                f"{tokens.given[0]} goes with whole maps; {printable(file)} is a saved long run"
+            )
+        given = [*array.given, *(["masks"] if masking.is_set else [])]
         render_pooled(file, given, look, output, part)
         return
     from attnviz.cli.values import value_remarks
@@ -116,8 +120,7 @@ def render(
             if part.given:
                 from attnviz.pooled import part_of
 
-                ranges = part.ranges(*result.attention.shape[3:])
-                result = part_of(result, *ranges, chosen[0])
+                result = part_of(result, *_window(result, part, chosen[0]), chosen[0])
                 opened, chosen = _of_part(opened, result), [0]
             if any(kind not in RUNS for _, kind in files):
                 _require_drawing_memory(result, len(pairs))
@@ -271,6 +274,20 @@ def _facts(
         others = keys if result.is_cross else None
         facts += token_facts(queries, others, ascii_only(console), with_ids=False, chosen=chosen)
     return [*facts, *(("shown", printable(note)) for note in result.notes)]
+
+
+def _window(result: AttentionResult, part: WindowFlags, sequence: int) -> tuple[range, range]:
+    """The places of the wanted queries and keys of a sequence, which are counted without padding."""
+    from attnviz.result import batches_of
+
+    batches = batches_of(result)
+    lengths = [int(batch.lengths[sequence]) for batch in batches]
+    starts = [int(batch.starts[sequence]) for batch in batches]
+    rows, columns = part.ranges(*lengths)
+    return (
+        range(rows.start + starts[0], rows.stop + starts[0]),
+        range(columns.start + starts[1], columns.stop + starts[1]),
+    )
 
 
 def _layers(wanted: str | None, numbers: Sequence[int]) -> list[int]:

@@ -112,10 +112,11 @@ def run(
     text = source.read()
     demanded = demand(long, source, text, {layer for layer, _ in chosen_heads})
     if demanded is not None:
+        blocks = f"whole maps, and this text is run in blocks ({demanded.why})"
         if save_layer is not None:
-            raise OutputError(f"--save-layer goes with whole maps; this is {demanded.why}")
+            raise OutputError(f"--save-layer goes with {blocks}")
         if tokens.given:
-            raise ConfigError(f"{tokens.given[0]} needs whole maps; {demanded.why}")
+            raise ConfigError(f"{tokens.given[0]} goes with {blocks}")
         run_in_blocks(source, text, demanded, look, output, kept, trace)
         return
     chosen = output.chosen_sequences(len(text.queries))
@@ -149,7 +150,7 @@ def run(
     if missing := [name for name in kept if name not in done.run.result.kept]:
         remark(f"--keep {','.join(missing)}: this layer has no such step")
     unmet = tokens.unmet(done.run.result, seen.result)
-    for notice in (*text.notices, *done.notices, *unmet, *dict.fromkeys(outputs.notices)):
+    for notice in dict.fromkeys((*text.notices, *done.notices, *unmet, *outputs.notices)):
         remark(notice)
     _report(source, done, seen.result.notes, console, trace)
     outputs.print_maps(seen.result, console, output.show)

@@ -19,6 +19,7 @@ from attnviz.batch import Batch
 from attnviz.errors import InputError, printable, why_unreadable
 from attnviz.machine import require_memory
 from attnviz.npy import BFLOAT16
+from attnviz.pooled import is_pooled
 from attnviz.result import FLOATS, AttentionResult, from_batches, load, only_layers
 from attnviz.sources.array_files import READERS, Array, Arrays, is_saved_run, read_arrays
 from attnviz.sources.token_rows import Given, Side, token_batches
@@ -101,6 +102,11 @@ def open_attention(
     try:
         if path.stat().st_size == 0:
             raise InputError("is empty")
+        if is_pooled(path):
+            raise InputError(
+                "is a saved long run, whose maps are pooled, and every weight is needed here; save "
+                "whole maps of a shorter text"
+            )
         if not is_saved_run(path):
             arrays, name = read_arrays(path, attention)
             return BareArray(path, *arranged(arrays, axes), name)
