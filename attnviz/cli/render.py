@@ -277,7 +277,7 @@ def _facts(
 
 
 def _window(result: AttentionResult, part: WindowFlags, sequence: int) -> tuple[range, range]:
-    """The places of the wanted queries and keys of a sequence, which are counted without padding."""
+    """Places of the wanted queries and keys of a sequence; padding does not count."""
     from attnviz.result import batches_of
 
     batches = batches_of(result)
