@@ -355,6 +355,12 @@ def test_what_a_config_beside_says_that_is_not_done() -> None:
         with pytest.raises(InputError) as caught:
             opened(Path(), prefix="h.0")
         assert str(caught.value) == message
+    for value in (float("inf"), float("nan"), 10**40):
+        place.write_text(json.dumps({**config, "layer_norm_epsilon": value}))
+        with pytest.raises(
+            InputError, match=r"config\.json has layer_norm_epsilon .*, which is no"
+        ):
+            opened(Path(), prefix="h.0")
     place.write_text(json.dumps({**config, "scale_attn_weights": False}))
     assert not opened(Path(), prefix="h.0").config.variant.scaled
 

@@ -206,3 +206,13 @@ def test_other_things(tmp_path: Path) -> None:
     assert message(tmp_path / "z.safetensors.index.json").startswith(
         "FILE names a shard that is no .safetensors file, or a damaged one: "
     )
+
+
+def test_a_member_whose_name_is_no_text(tmp_path: Path) -> None:
+    """Its directory says UTF-8, and the name is not."""
+    path = tmp_path / "a.pt"
+    torch.save({"é" * 3: A}, path)
+    with zipfile.ZipFile(path, "a") as archive:
+        archive.writestr("näme", b"")
+    path.write_bytes(path.read_bytes().replace("näme".encode(), b"n\xd2\xd2me"))
+    assert message(path).startswith("FILE is a damaged file of torch.save: 'utf-8' codec")

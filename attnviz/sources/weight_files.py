@@ -198,7 +198,9 @@ def _require_plain(path: Path) -> None:
     try:
         with zipfile.ZipFile(path) as archive:
             members = archive.infolist()
-    except zipfile.BadZipFile as error:
+    except OSError:
+        raise
+    except Exception as error:  # BadZipFile; names that are no text, a version of the future
         raise InputError(f"is a damaged file of torch.save: {printable(error)}") from None
     if any(member.compress_type != zipfile.ZIP_STORED for member in members):
         raise InputError("is a compressed archive, which torch.save never writes")

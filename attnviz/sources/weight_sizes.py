@@ -23,6 +23,9 @@ WIDTHS = ("head_dim", "d_kv", "kv_channels")
 EPSILONS = ("rms_norm_eps", "layer_norm_eps", "layer_norm_epsilon", "layernorm_epsilon")
 """What `config.json` files call these numbers."""
 
+LARGEST_NUMBER = 1e15
+"""Bases of rotary positions go up to 10⁸; NaN and infinity are beyond it as well."""
+
 
 @dataclass(frozen=True)
 class Asked:
@@ -288,11 +291,11 @@ def _variant(file: WeightFile, found: Found, asked: Asked, d_k: int, notices: li
     return Variant(
         norm=norm,
         rms_norm=layout.rms_norm,
-        eps=_number(beside, EPSILONS, layout.eps),
+        eps=_number(file, beside, EPSILONS, layout.eps),
         scaled=scaled,
         rotary=rotary,
         buckets_both_ways=not (in_decoder or beside.get("is_decoder") is True),
-        furthest=int(_number(beside, ("relative_attention_max_distance",), 128)),
+        furthest=int(_number(file, beside, ("relative_attention_max_distance",), 128)),
         zero_key=asked.zero_attn,
     )
 
@@ -310,17 +313,17 @@ def _rotary(file: WeightFile, found: Found, d_k: int) -> Rotary:
             f"{file.shown}: config.json has rotary positions of the type {printable(kind)}; "
             "--weights knows default, linear and llama3, --model runs it"
         )
-    share = _number(beside, ("partial_rotary_factor", "rotary_pct"), layout.rotary_share)
+    share = _number(file, beside, ("partial_rotary_factor", "rotary_pct"), layout.rotary_share)
     dim = _whole(beside, ("rotary_dim",)) or layout.rotary_dim or int(d_k * share)
     length = _whole(beside, ("original_max_position_embeddings",)) or 0
     return Rotary(
-        base=_number(beside, ("rope_theta", "rotary_emb_base"), 10000.0),
+        base=_number(file, beside, ("rope_theta", "rotary_emb_base"), 10000.0),
         dim=0 if dim == d_k else dim,
         neighbours=layout.neighbours,
-        factor=1.0 if kind == "default" else _number(beside, ("factor",), 1.0),
+        factor=1.0 if kind == "default" else _number(file, beside, ("factor",), 1.0),
         original_length=length if kind == "llama3" else 0,
-        slow=_number(beside, ("low_freq_factor",), 1.0),
-        fast=_number(beside, ("high_freq_factor",), 4.0),
+        slow=_number(file, beside, ("low_freq_factor",), 1.0),
+        fast=_number(file, beside, ("high_freq_factor",), 4.0),
     )
 
 
@@ -330,7 +333,17 @@ def _whole(values: Mapping[str, Any], names: Sequence[str]) -> int | None:
     return next((v for v in found if isinstance(v, int) and not isinstance(v, bool)), None)
 
 
-def _number(values: Mapping[str, Any], names: Sequence[str], default: float) -> float:
-    found = (values.get(name) for name in names)
-    number = (float(v) for v in found if isinstance(v, int | float) and not isinstance(v, bool))
-    return next(number, default)
+def _number(
+    file: WeightFile, values: Mapping[str, Any], names: Sequence[str], default: float
+) -> float:
+    """The first of `names` that is there as a number. Raises `InputError` for none that is used."""
+    for name in names:
+        value = values.get(name)
+        if isinstance(value, int | float) and not isinstance(value, bool):
+            if not abs(value) < LARGEST_NUMBER:
+                raise InputError(
+                    f"{file.shown}: config.json has {name} {printable(value, 30)}, which is no "
+                    "number for it"
+                )
+            return float(value)
+    return default
