@@ -459,6 +459,151 @@ def test_unknown_names() -> None:
     assert str(error.value) == "a tower has to be named; captured are encoder, decoder, cross"
 
 
+def test_a_capture_inside_another_of_torchs_own_modules() -> None:
+    model, x = _encoder().eval(), torch.randn(2, 5, 24)
+    before = state(model)
+    with torch.no_grad(), attnviz.capture(model) as outer, attnviz.capture(model, [1]) as inner:
+        model(x)
+    assert state(model) == before
+    assert [call.layer for call in inner.calls] == [1]
+    assert torch.equal(inner.calls[0].weights, outer.calls[1].weights)
+
+
+def test_captures_of_two_models_may_end_in_any_order() -> None:
+    one, other = (tiny("BertModel", **BERT).network for _ in range(2))
+    encoder = _encoder().eval()
+    before = [state(model) for model in (one, other, encoder)]
+    first, second, third = (attnviz.capture(model) for model in (one, other, encoder))
+    caught = [each.__enter__() for each in (first, second, third)]
+    assert not torch.backends.mha.get_fastpath_enabled()
+    first.__exit__(None, None, None)
+    for model, given in ((one, IDS), (other, IDS), (encoder, torch.randn(2, 5, 24))):
+        model(given)
+    second.__exit__(None, None, None)
+    third.__exit__(None, None, None)
+    assert [len(each.calls) for each in caught] == [0, 2, 2]
+    assert [state(model) for model in (one, other, encoder)] == before
+
+
+def test_an_eager_function_that_somebody_registered_stays_there() -> None:
+    def mine(*_: Any, **__: Any) -> None:
+        raise AssertionError("the family's own is wanted")
+
+    known = transformers.AttentionInterface._global_mapping
+    transformers.AttentionInterface.register("eager", mine)
+    try:
+        model = tiny("BertModel", **BERT).network
+        with torch.no_grad(), attnviz.capture(model) as captured:
+            model(IDS)
+        assert known["eager"] is mine
+    finally:
+        del known["eager"]
+    assert len(captured.calls) == 2
+
+
+def test_layers_that_run_again_for_their_gradients_count_once() -> None:
+    model = tiny("LlamaModel", **LLAMA).network.train()
+    model.activation_checkpointing_enable()
+    with attnviz.capture(model) as captured:
+        model(IDS, attention_mask=MASK, use_cache=False).last_hidden_state.sum().backward()
+    assert [(call.layer, call.step) for call in captured.calls] == [(0, 0), (1, 0)]
+    assert model.layers[0].self_attn.q_proj.weight.grad.abs().sum() > 0
+
+
+def test_parts_of_a_model_that_are_called_by_themselves() -> None:
+    model = tiny("T5Model", **T5).network
+    with torch.no_grad(), attnviz.capture(model) as captured:
+        seen = model.encoder(IDS).last_hidden_state
+        model.encoder(IDS)
+        model.decoder(IDS, encoder_hidden_states=seen)
+        model(input_ids=IDS, decoder_input_ids=IDS)
+    steps = {}
+    for call in captured.calls:
+        steps.setdefault(call.step, []).append((call.tower, call.layer))
+    encoder = [("encoder", 0), ("encoder", 1)]
+    rest = [("decoder", 0), ("cross", 0), ("decoder", 1), ("cross", 1)]
+    assert steps == {0: encoder, 1: encoder + rest, 2: encoder + rest}
+
+
+@pytest.mark.parametrize("kind", ["LlamaModel", "MPNetModel", "torch"])
+def test_a_compiled_model_is_seen(kind: str) -> None:
+    if kind == "torch":
+        model, given = _encoder().eval(), torch.randn(2, 5, 24)
+    else:
+        model, given = tiny(kind, **(LLAMA if kind == "LlamaModel" else BERT)).network, IDS
+    compiled = torch.compile(model, backend="eager")
+    with torch.no_grad():
+        compiled(given)
+        with attnviz.capture(model) as plain:
+            model(given)
+        for captured_of in (compiled, model):
+            with attnviz.capture(captured_of) as captured:
+                compiled(given)
+            assert [call.layer for call in captured.calls] == [0, 1]
+            assert torch.equal(captured.calls[1].weights, plain.calls[1].weights)
+
+
+class SelfAttention(nn.MultiheadAttention):
+    """One argument fewer: it looks at itself."""
+
+    def forward(self, x: torch.Tensor, **masks: Any) -> torch.Tensor:
+        return super().forward(x, x, x, need_weights=False, **masks)[0]
+
+
+@pytest.mark.parametrize("training", [False, True])
+def test_a_subclass_of_multihead_attention_with_a_forward_of_its_own(training: bool) -> None:
+    module = SelfAttention(24, 3, 0.4, batch_first=True).train(training)
+    x = torch.randn(2, 5, 24)
+    masks = {
+        "attn_mask": torch.ones(5, 5, dtype=torch.bool).triu(1),
+        "key_padding_mask": torch.tensor([[False] * 5, [False] * 3 + [True] * 2]),
+    }
+    torch.manual_seed(5)
+    alone = module(x, **masks)
+    torch.manual_seed(5)
+    with attnviz.capture(module) as captured:
+        seen = module(x, **masks)
+    assert torch.equal(alone, seen)
+    _, expected = nn.MultiheadAttention.forward(
+        module.eval(), x, x, x, average_attn_weights=False, **masks
+    )
+    (call,) = captured.calls
+    torch.testing.assert_close(call.weights, expected.detach())
+    assert torch.equal(call.allowed.expand_as(expected), expected > 0)
+
+
+@pytest.mark.parametrize(
+    ("wanted", "message"),
+    [
+        ({"layers": [0, 99]}, "no layer 99; the model has 0, 1"),
+        ({"layers": [-1]}, "no layer -1; the model has 0, 1"),
+        ({"towers": ["vision"]}, "no tower vision; the model has cross, decoder, encoder"),
+    ],
+)
+def test_layers_and_towers_that_are_not_there(wanted: dict[str, Any], message: str) -> None:
+    model = tiny("T5Model", **T5).network
+    with pytest.raises(InputError) as error, attnviz.capture(model, **wanted):
+        pass
+    assert str(error.value) == message
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
+def test_what_is_no_model() -> None:
+    for given, kind in (("bert", "str"), (torch.jit.script(nn.ReLU()), "RecursiveScriptModule")):
+        with pytest.raises(InputError) as error, attnviz.capture(given):
+            pass
+        assert str(error.value) == (
+            f"capture takes the model itself, an nn.Module of Python, not a {kind}"
+        )
+
+
+def test_layers_from_a_generator() -> None:
+    model = tiny("BertModel", **BERT).network
+    with torch.no_grad(), attnviz.capture(model, (n for n in (0, 1))) as captured:
+        model(IDS)
+    assert [call.layer for call in captured.calls] == [0, 1]
+
+
 # ── the layer's trace ────────────────────────────────────────────────────────────────────────
 
 

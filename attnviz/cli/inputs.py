@@ -171,4 +171,5 @@ def _matched(keys: tuple[batches.Tokens, ...], n: int) -> tuple[batches.Tokens, 
         return keys
     if len(keys) == 1:
         return keys * n
-    raise InputError(f"{len(keys)} key sequences for {n} query sequences; give {n}, or 1 for all")
+    fit = "1" if n == 1 else f"{n}, or 1 for all"
+    raise InputError(f"{len(keys)} key sequences for {n} query sequence{'s' * (n > 1)}; give {fit}")

@@ -155,7 +155,7 @@ class ModelSource:
             cells = len(text.queries) * tokens**2 * self.n_heads * DTYPES[self._layer.dtype]
             return (n_layers + 4) * cells
 
-        longest = max(len(" ".join(pieces).encode()) for pieces in text.queries)
+        longest = max(len(" ".join(pieces).encode(errors="replace")) for pieces in text.queries)
         if needed(longest) < MANY:
             return needed(longest)
         with Work() as work:

@@ -14,7 +14,7 @@ from attnviz.measuring.documents import Document
 from attnviz.measuring.layers import annotations_of
 from attnviz.measuring.source import Ready, Take
 from attnviz.sources.capturing import Call, capture
-from attnviz.sources.from_pretrained import learns_positions
+from attnviz.sources.from_pretrained import learned_positions
 from attnviz.sources.loading import LoadedModel, load_model, outline_model
 from attnviz.sources.run import as_array
 from attnviz.sources.towers import choose_tower, layer_numbers, n_heads
@@ -215,11 +215,11 @@ def _padded(batch: Sequence[Ready]) -> tuple[npt.NDArray[np.int64], npt.NDArray[
 
 def _positions(loaded: LoadedModel) -> int | None:
     """How many tokens the model can take; None where it has not learned its positions."""
-    longest = getattr(loaded.config, "max_position_embeddings", None)
-    own = loaded.tokenizer.model_max_length
-    if longest is None or not learns_positions(loaded.network):
+    learned = learned_positions(loaded.network)
+    if learned is None:
         return None
-    return int(min(own, longest))
+    stated = getattr(loaded.config, "max_position_embeddings", learned)
+    return int(min(loaded.tokenizer.model_max_length, stated, learned))
 
 
 def _kinds(tokenizer: Any) -> npt.NDArray[np.int64]:

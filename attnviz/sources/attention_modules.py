@@ -33,6 +33,9 @@ TOWERS = (
 )
 """Names of towers, each with the parts of a module's path that tell it; the first match counts."""
 
+NO_TEXT = ("vision", "audio")
+"""Towers that read no text."""
+
 
 @dataclass(frozen=True)
 class Place:
@@ -94,7 +97,8 @@ def _eager_of(kind: type[nn.Module]) -> Callable[..., Any] | None:
 def _found(model: nn.Module) -> Iterator[tuple[nn.Module, Place]]:
     for name, module in model.named_modules():
         if isinstance(module, nn.MultiheadAttention):
-            yield module, Place(name, TORCH, "", None)
+            plain = "need_weights" in inspect.signature(module.forward).parameters
+            yield module, Place(name, TORCH if plain else OWN_CODE, "", None)
         elif own_eager(module) is not None:
             yield module, Place(name, INTERFACE, "", None)
         elif _is_called_attention(module) and not any(

@@ -11,10 +11,12 @@ Modules that do not ask for a function by name are watched from inside (`spying`
 from __future__ import annotations
 
 import inspect
+import sys
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial, wraps
 from threading import RLock
 from typing import Any
 from weakref import ref
@@ -25,7 +27,7 @@ from torch import Tensor, nn
 from attnviz.errors import InputError, printable
 from attnviz.sources.attention_modules import INTERFACE, OWN_CODE, TORCH, Place, own_eager, places
 from attnviz.sources.layer_trace import LayerTrace
-from attnviz.sources.spying import FORBIDDING, Spy, with_heads
+from attnviz.sources.spying import FORBIDDING, Spy, allowed_by, with_heads
 from attnviz.trace import Step
 
 TAPS = ("q", "k", "v", "context")
@@ -122,13 +124,20 @@ def capture(
     With `trace`, the first call that is kept has `steps`: its layer's tensors as they were. `each`
     is given every call as it comes, and nothing is kept.
 
-    At the end the model is as it was, also upon an exception. Raises `InputError` when the model
-    ran and none of its attention could be seen.
+    At the end the model is as it was, also upon an exception. Captures of one model end in the
+    reverse order of their beginning, as `with` blocks do. What torch compiled runs uncompiled
+    meanwhile; with gradient checkpointing, `backward` belongs inside of the block, since it runs
+    the layers again. Raises `InputError` for layers and towers that are not there, and when the
+    model ran and none of its attention could be seen.
     """
+    if not isinstance(model, nn.Module) or isinstance(model, torch.jit.ScriptModule):
+        kind = printable(type(model).__name__)
+        raise InputError(f"capture takes the model itself, an nn.Module of Python, not a {kind}")
     unknown = next((name for name in keep if name not in TAPS), None)
     if unknown is not None:
         raise InputError(f"keep {printable(unknown)}: known are {', '.join(TAPS)}")
-    watch = _Watch(model, layers, frozenset(keep), towers, each)
+    wanted = None if layers is None else set(layers)
+    watch = _Watch(model, wanted, frozenset(keep), towers, each)
     with ExitStack() as undo:
         _install(watch, model, undo)
         first = watch.first() if trace else None
@@ -156,18 +165,29 @@ class _Watch:
         self._each = self.caught.calls.append if each is None else each
         self.places = places(model)
         self._model, self._layers, self._keep, self._towers = model, layers, keep, towers
-        self._step, self._ran = -1, False
+        _require_places(self.places, layers, towers)
+        self._step, self._ran, self._running = -1, False, False
         self.traced: tuple[str, LayerTrace] | None = None
         self._seen = 0
         self._alone = ""  # the tower's name where there is one: its mask tells
         self._counts: Counter[str] = Counter()
+        self._called: set[nn.Module] = set()
         self._masks: dict[int, tuple[Tensor, Tensor | None]] = {}
         self._met: dict[nn.Module, tuple[ref[Tensor], ref[Tensor]]] = {}
 
     def begin(self, *_: object) -> None:
         """A forward pass of the whole model begins."""
+        self._next()
+        self._running = True
+
+    def end(self, *_: object) -> None:
+        """It has ended."""
+        self._running = False
+
+    def _next(self) -> None:
         self._step += 1
         self._ran = True
+        self._called.clear()
         self._counts.clear()
         self._masks.clear()
         self._met.clear()
@@ -190,6 +210,9 @@ class _Watch:
     ) -> tuple[Place, str, int]:
         """Where this call of `module` belongs: its place, tower and layer."""
         place = self.places[module]
+        if not self._running and (module in self._called or not self._called):
+            self._next()  # a part of the model was called by itself
+        self._called.add(module)
         tower = place.tower or self._tower_alone(module, weights, allowed)
         layer = self._counts[tower] if place.layer is None else place.layer
         self._counts[tower] += 1
@@ -258,6 +281,21 @@ class _Watch:
         return self._alone
 
 
+def _require_places(
+    there: Mapping[nn.Module, Place], layers: Collection[int] | None, towers: Collection[str] | None
+) -> None:
+    """Raise `InputError` for a layer or tower that the model does not have, as far as it tells."""
+    names = sorted({place.tower for place in there.values()})
+    for tower in towers or ():
+        if there and "" not in names and tower not in names:
+            raise InputError(f"no tower {printable(tower)}; the model has {', '.join(names)}")
+    numbers = {place.layer for place in there.values()}
+    for layer in layers or ():
+        if there and None not in numbers and layer not in numbers:
+            known = ", ".join(str(number) for number in sorted(numbers, key=lambda n: n or 0))
+            raise InputError(f"no layer {printable(layer)}; the model has {known}")
+
+
 def _is_causal(allowed: Tensor, queries: int, keys: int) -> bool:
     """Whether nobody looks at later keys. One query alone says nothing, and counts as causal."""
     later = torch.ones(queries, keys, dtype=torch.bool, device=allowed.device)
@@ -270,19 +308,70 @@ _WATCHES: list[_Watch] = []
 _LOCK = RLock()
 
 
+@dataclass
+class _Shared:
+    """A setting of the whole process that is another one while anybody needs it.
+
+    `change` makes it so, and returns what puts it back.
+    """
+
+    change: Callable[[], Callable[[], None]]
+    n_users: int = 0
+    restore: Callable[[], None] = lambda: None
+
+    def use(self, undo: ExitStack) -> None:
+        with _LOCK:
+            if self.n_users == 0:
+                self.restore = self.change()
+            self.n_users += 1
+        undo.callback(self._leave)
+
+    def _leave(self) -> None:
+        with _LOCK:
+            self.n_users -= 1
+            if self.n_users == 0:
+                self.restore()
+
+
+def _put_in_attend() -> Callable[[], None]:
+    """`_attend` is the function of the name `eager`."""
+    from transformers import AttentionInterface
+
+    known = AttentionInterface._global_mapping  # the interface can register, and not take back
+    before = known.get("eager")
+    AttentionInterface.register("eager", _attend)
+
+    def restore() -> None:
+        del known["eager"]
+        if before is not None:
+            known["eager"] = before
+
+    return restore
+
+
+def _close_fast_path() -> Callable[[], None]:
+    """No layer runs in one kernel, which keeps its weights to itself."""
+    before = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(False)
+    return partial(torch.backends.mha.set_fastpath_enabled, before)
+
+
+_ATTEND, _NO_FAST_PATH = _Shared(_put_in_attend), _Shared(_close_fast_path)
+
+
 def _install(watch: _Watch, model: nn.Module, undo: ExitStack) -> None:
-    hook = model.register_forward_pre_hook(watch.begin)
-    undo.callback(hook.remove)
+    undo.callback(model.register_forward_pre_hook(watch.begin).remove)
+    undo.callback(model.register_forward_hook(watch.end, always_call=True).remove)
     kinds = {place.how for place in watch.places.values()}
     _choose_eager(model, undo)
+    if "torch._dynamo" in sys.modules:  # nothing can be compiled without it
+        undo.enter_context(torch.compiler.set_stance("force_eager"))
     if INTERFACE in kinds:
-        _register(watch, undo)
+        _ATTEND.use(undo)
+        _WATCHES.append(watch)
+        undo.callback(_WATCHES.remove, watch)
     if any(isinstance(m, (nn.MultiheadAttention, nn.TransformerEncoder)) for m in model.modules()):
-        # the fast path runs a whole layer in one kernel and keeps its weights to itself
-        undo.callback(
-            torch.backends.mha.set_fastpath_enabled, torch.backends.mha.get_fastpath_enabled()
-        )
-        torch.backends.mha.set_fastpath_enabled(False)
+        _NO_FAST_PATH.use(undo)
     for module, place in watch.places.items():
         if place.how == TORCH:
             _replace_forward(module, _asking(watch, module), undo)
@@ -306,25 +395,6 @@ def _choose_eager(model: nn.Module, undo: ExitStack) -> None:
         setattr(config, name, "eager")
         parts = (getattr(config, part, None) for part in getattr(config, "sub_configs", ()))
         waiting += [part for part in parts if part is not None]
-
-
-def _register(watch: _Watch, undo: ExitStack) -> None:
-    """Make `_attend` the function of the name `eager` while anything is watched."""
-    from transformers import AttentionInterface
-
-    known = AttentionInterface._global_mapping  # the interface can register, and not take back
-
-    def remove() -> None:
-        with _LOCK:
-            _WATCHES.remove(watch)
-            if not _WATCHES:
-                known.pop("eager")
-
-    with _LOCK:
-        if not _WATCHES:
-            AttentionInterface.register("eager", _attend)
-        _WATCHES.append(watch)
-    undo.callback(remove)
 
 
 def _replace_forward(module: nn.Module, forward: Callable[..., Any], undo: ExitStack) -> None:
@@ -352,7 +422,7 @@ def _attend(
     assert eager is not None  # a class that asks the interface names its default
     output, weights = eager(module, query, key, value, attention_mask, *args, **kwargs)
     for watch in [watch for watch in _WATCHES if module in watch.places]:
-        if watch.knows(module, query, key):
+        if _is_in_backward() or watch.knows(module, query, key):
             continue
         allowed = watch.allowed(attention_mask, key.shape[-2])
         place, tower, layer = watch.place(module, weights, allowed)
@@ -384,6 +454,11 @@ def _attend(
     return output, weights
 
 
+def _is_in_backward() -> bool:
+    """Whether a layer only runs again for its gradients (gradient checkpointing)."""
+    return torch._C._current_graph_task_id() != -1
+
+
 @contextmanager
 def _evaluated(module: nn.Module) -> Iterator[None]:
     """`module` without dropout and without gradients, for a moment."""
@@ -400,7 +475,10 @@ def _evaluated(module: nn.Module) -> Iterator[None]:
 def _spying(watch: _Watch, module: nn.Module) -> Callable[..., Any]:
     original = module.forward
 
+    @wraps(original)
     def forward(*args: Any, **kwargs: Any) -> Any:
+        if _is_in_backward():
+            return original(*args, **kwargs)
         with Spy() as spy:
             result = original(*args, **kwargs)
         n = len(spy.sights) + spy.pieces
@@ -445,7 +523,10 @@ def _asking(watch: _Watch, module: nn.Module) -> Callable[..., Any]:
     original = module.forward
     signature = inspect.signature(original)
 
+    @wraps(original)
     def forward(*args: Any, **kwargs: Any) -> Any:
+        if _is_in_backward():
+            return original(*args, **kwargs)
         given = signature.bind(*args, **kwargs)
         given.apply_defaults()
         asked = given.arguments
@@ -457,7 +538,7 @@ def _asking(watch: _Watch, module: nn.Module) -> Callable[..., Any]:
             with _evaluated(module):
                 _, seen = original(*given.args, **given.kwargs)
         seen = seen if seen.ndim == 4 else seen[None]
-        allowed = _allowed(seen, asked["attn_mask"], asked["key_padding_mask"])
+        allowed = allowed_by(seen, asked["attn_mask"], asked["key_padding_mask"])
         place, tower, layer = watch.place(module, seen, allowed)
         if watch.wants(tower, layer):
             source = _source(type(module).forward)
@@ -467,25 +548,6 @@ def _asking(watch: _Watch, module: nn.Module) -> Callable[..., Any]:
         return output, weights.mean(-3) if averaged else weights
 
     return forward
-
-
-def _allowed(weights: Tensor, mask: Tensor | None, padding: Tensor | None) -> Tensor | None:
-    """The masks of `nn.MultiheadAttention` as one: bool, True where a query may look."""
-    allowed: Tensor | None = None
-    for given in (mask, padding):
-        if given is None:
-            continue
-        open_ = ~given if given.dtype is torch.bool else given > FORBIDDING
-        if given is padding:
-            open_ = open_.view(-1, 1, 1, open_.shape[-1])
-        else:  # Tq Tk, or B·H Tq Tk
-            open_ = open_.view(1, 1, *open_.shape) if open_.ndim == 2 else open_
-            open_ = open_.view(-1, weights.shape[1] if len(open_) > 1 else 1, *open_.shape[-2:])
-        allowed = open_ if allowed is None else allowed & open_
-    if allowed is None:
-        return None
-    # extra keys (bias_k, zero_attn) stand at the end, open to all
-    return nn.functional.pad(allowed, (0, weights.shape[-1] - allowed.shape[-1]), value=True)
 
 
 def _source(function: Callable[..., Any]) -> str:

@@ -106,6 +106,11 @@ def encode(
 
 
 def _encode(tokenizer: Any, text: str, max_len: int | None) -> Any:
+    if any("\ud800" <= character <= "\udfff" for character in text):
+        raise InputError(
+            f"{printable(text, 40)}: half a character stands there (bytes that are not UTF-8, "
+            "say), and a model's tokenizer takes text alone"
+        )
     wanted: dict[str, Any] = {"return_offsets_mapping": True} if tokenizer.is_fast else {}
     if max_len is not None:
         wanted |= {"truncation": True, "max_length": max_len}

@@ -22,7 +22,7 @@ from attnviz.sources.encoding import Say
 from attnviz.sources.from_pretrained import ModelRun
 from attnviz.sources.gathering import maps, mask_names, remarks
 from attnviz.sources.generating import side_by_side
-from attnviz.sources.loading import LoadedModel, load_model, quiet
+from attnviz.sources.loading import LoadedModel, blaming, load_model, quiet
 from attnviz.sources.media import read_picture, read_wave, resampled
 from attnviz.sources.run import Run
 from attnviz.sources.towers import choose_layers, choose_tower, n_heads, tower_names
@@ -173,7 +173,11 @@ def _calls(
             )
         counted.append(call)
 
-    with torch.no_grad(), capture(network, layers, towers=only, trace=True, each=count):
+    with (
+        torch.no_grad(),
+        capture(network, layers, towers=only, trace=True, each=count),
+        blaming(loaded, "this file"),
+    ):
         target(**given)
     # a head that pools looks from one query of its own: it belongs to no layer
     calls = [call for call in counted if call.weights.shape[2] == call.weights.shape[3]]

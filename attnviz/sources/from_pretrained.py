@@ -15,16 +15,17 @@ from torch import Tensor, nn
 
 from attnviz.batch import Batch
 from attnviz.config import choice
-from attnviz.errors import ConfigError, InputError
+from attnviz.errors import ConfigError, InputError, printable
 from attnviz.machine import require_memory
 from attnviz.merging import hide_special as without_special
 from attnviz.merging import merge_words, with_pieces
 from attnviz.result import from_batches
+from attnviz.sources.attention_modules import NO_TEXT, TOWERS
 from attnviz.sources.capturing import TAPS, Call, capture
 from attnviz.sources.encoding import Encoded, Say, encode, shifted_right
 from attnviz.sources.gathering import KEEPABLE, SCORES, kept, maps, mask_names, remarks
 from attnviz.sources.generating import Writing, side_by_side, write
-from attnviz.sources.loading import LoadedModel, load_model
+from attnviz.sources.loading import LoadedModel, blaming, load_model
 from attnviz.sources.run import Run
 from attnviz.sources.subwords import pieces_of, readable, respelled
 from attnviz.sources.towers import choose_layers, choose_tower, members, n_heads, tower_names
@@ -261,7 +262,8 @@ def _written(
     given = _checked(loaded, texts, replace(wanted, pad_side="right"), say)
     longest = given.width + (0 if both else wanted.writing.n_tokens)
     room = _longest(loaded)
-    if room is not None and longest > room and not both and learns_positions(loaded.network):
+    learns = learned_positions(loaded.network) is not None
+    if room is not None and longest > room and not both and learns:
         fits = (
             f"--generate {room - given.width} fits" if room > given.width else "--max-len cuts it"
         )
@@ -311,13 +313,17 @@ def encoded_texts(
 
 
 def _checked(loaded: LoadedModel, texts: Sequence[str], wanted: Wanted, say: Say) -> Encoded:
-    """Encoded texts. Raises `InputError` where one has more tokens than positions were learned."""
+    """Encoded texts.
+
+    Raises `InputError` where one has more tokens than positions were learned, or other tokens.
+    """
     encoded = encode(loaded.tokenizer, texts, wanted.max_len, wanted.pad_side, say)
+    _require_known(loaded, encoded)
     longest = _longest(loaded)
     if longest is not None and encoded.width > longest:
         at = int(encoded.lengths.argmax())
         has = f"sequence {at} has {encoded.width:,} tokens"
-        if learns_positions(loaded.network):
+        if learned_positions(loaded.network) is not None:
             raise InputError(
                 f"{has}, and {loaded.source} has learned {longest:,} positions; "
                 f"--max-len {longest} cuts it"
@@ -326,26 +332,57 @@ def _checked(loaded: LoadedModel, texts: Sequence[str], wanted: Wanted, say: Say
     return encoded
 
 
+def _require_known(loaded: LoadedModel, encoded: Encoded) -> None:
+    """Raise `InputError` for tokens that the model has no vector for."""
+    embed = getattr(loaded.network, "get_input_embeddings", lambda: None)
+    try:
+        rows = getattr(embed(), "num_embeddings", None)
+    except NotImplementedError:  # a model with no table of tokens
+        return
+    for ids, raw in zip(encoded.ids, encoded.raw, strict=True):
+        for number, token in zip(ids, raw, strict=True):
+            if rows is not None and number >= rows:
+                raise InputError(
+                    f"token {printable(token, 40)} has number {number}, and {loaded.source} knows "
+                    f"{rows:,} tokens; is that another model's tokenizer?"
+                )
+
+
 def _longest(loaded: LoadedModel) -> int | None:
     """How many tokens the model, or its tokenizer, was made for; None where neither says it."""
     known = (
+        learned_positions(loaded.network),
         getattr(loaded.config, "max_position_embeddings", None),
         loaded.tokenizer.model_max_length,
     )
-    return min((n for n in known if n is not None and n < 10**9), default=None)
+    return min((n for n in known if n is not None and 0 < n < 10**9), default=None)
 
 
-def learns_positions(network: nn.Module) -> bool:
-    """Whether the model has a table with a row for each position."""
-    return bool(_position_tables(network))
+def learned_positions(network: nn.Module) -> int | None:
+    """How many positions of a text the model has learned; None where it reckons with any number.
+
+    Some families leave the first rows of their table free: RoBERTa up to that of its padding, OPT
+    and BART an offset of 2.
+    """
+    tables = _position_tables(network)
+    return min((t.num_embeddings - _rows_before(t) for t in tables), default=None)
+
+
+def _rows_before(table: nn.Embedding) -> int:
+    """The rows of a table of positions that stand before that of a text's first token."""
+    padding = table.padding_idx
+    return int(getattr(table, "offset", 0 if padding is None else padding + 1))
 
 
 def _position_tables(network: nn.Module) -> list[nn.Embedding]:
+    """The tables with a row for each position of a text."""
     names = ("position_embedding", "embed_position", "wpe", "pos_embed")
     return [
         module
         for name, module in network.named_modules()
-        if isinstance(module, nn.Embedding) and any(part in name for part in names)
+        if isinstance(module, nn.Embedding)
+        and any(part in name for part in names)
+        and not any(pattern.search(name) for tower, pattern in TOWERS if tower in NO_TEXT)
     ]
 
 
@@ -368,7 +405,17 @@ def _require_maps(
 def forward(
     loaded: LoadedModel, tower: str, queries: Encoded, others: Encoded | None, say: Say
 ) -> None:
-    """Run the part of the model that holds the tower."""
+    """Run the part of the model that holds the tower.
+
+    Raises `InputError` in one line when the model cannot.
+    """
+    with blaming(loaded, "this text"):
+        _forward(loaded, tower, queries, others, say)
+
+
+def _forward(
+    loaded: LoadedModel, tower: str, queries: Encoded, others: Encoded | None, say: Say
+) -> None:
     network = loaded.network
     if others is not None:
         given = _inputs(loaded, network, others, say)
@@ -389,6 +436,11 @@ def _inputs(
 ) -> dict[str, Tensor]:
     """What `target` takes: ids, mask, segments, and positions where padding would shift them."""
     accepts = inspect.signature(getattr(target, "forward", target)).parameters
+    if prefix + "input_ids" not in accepts:
+        raise InputError(
+            f"{loaded.source} reads no text, it takes {printable(next(iter(accepts)))}; "
+            "--image FILE or --audio FILE is for it"
+        )
     valid = encoded.valid
     arrays = {
         "input_ids": encoded.padded(encoded.ids, encoded.pad_id),
@@ -398,9 +450,10 @@ def _inputs(
     if segments and not prefix and "token_type_ids" in accepts:
         arrays["token_type_ids"] = encoded.padded(encoded.types, 0)
     tables = _position_tables(loaded.network)
-    counts = any(table.padding_idx is not None for table in tables)  # RoBERTa knows its padding
-    if encoded.pad_side == "left" and not valid.all() and not counts:
-        if prefix + "position_ids" in accepts:
+    # RoBERTa numbers what is no padding, from the row after that of its padding on
+    padding = [table.padding_idx for table in tables if table.padding_idx is not None]
+    if encoded.pad_side == "left" and not valid.all() and encoded.pad_id not in padding:
+        if prefix + "position_ids" in accepts and not padding:
             arrays["position_ids"] = np.maximum(valid.cumsum(1) - 1, 0)
         elif tables:
             say(

@@ -24,7 +24,8 @@ KEEPABLE = (*TAPS, *TURNED, *SCORES)
 """What a run of a model can keep."""
 
 BEYOND_ROUNDING = 1e-3
-"""A row that sums to less than 1 by more than this has lost something to a sink."""
+"""A row that sums to less than 1 by more than this has lost something to a sink; by more than the
+steps between numbers near 1 where those are larger (bfloat16)."""
 
 
 def maps(calls: Sequence[Call]) -> tuple[npt.NDArray[Any], npt.NDArray[np.bool_]]:
@@ -104,10 +105,13 @@ def _scores(call: Call) -> dict[str, Tensor]:
     forbidden = None if call.allowed is None else ~call.allowed
     masked = total if forbidden is None else total.masked_fill(forbidden, -torch.inf)
     weights = call.weights if forbidden is None else call.weights.masked_fill(forbidden, 0)
-    if not torch.allclose(masked.softmax(-1).nan_to_num(), weights, atol=1e-3, rtol=0):
+    near = 1e-4 if call.weights.element_size() > 2 else 1e-2
+    same = torch.allclose(masked.softmax(-1).nan_to_num(), weights, atol=near, rtol=0)
+    if call.softcap is not None or not same:
+        does = "a sink, say" if call.softcap is None else f"a cap at {call.softcap:g}"
         raise InputError(
-            f"{call.name} does more to its scores than scale, bias and mask (a cap or a sink, "
-            "say); its weights can be shown, and not explained from q and k"
+            f"{call.name} does more to its scores than scale, bias and mask ({does}); "
+            "its weights can be shown, and not explained from q and k"
         )
     return scores
 
@@ -157,13 +161,22 @@ def _never(allowed: Sequence[npt.NDArray[np.bool_]], cells: npt.NDArray[np.bool_
 
 
 def remarks(result: AttentionResult) -> list[str]:
-    """What a person should know of these maps: what sinks take."""
+    """What a person should know of these maps: what is no number, what sinks take."""
+    for number, maps_of_layer in zip(result.layer_numbers, result.attention, strict=True):
+        odd = [bool(np.isnan(maps_of_layer[:, head]).any()) for head in range(result.n_heads)]
+        if any(odd):
+            said = (
+                f"weights are NaN from layer {number} on, there in {sum(odd)} of {len(odd)} heads"
+            )
+            reach = "; float16 ends at 65504, --dtype float32 goes further"
+            return [said + reach * (result.config["dtype"] == "float16")]
     sees = result.allowed.any(-1) & result.query_valid[:, None]  # L B 1|H Tq
     lost = 1 - result.attention.sum(-1, dtype=np.float64)
     lost = np.where(np.broadcast_to(sees, lost.shape), lost, 0.0)
     count = np.broadcast_to(sees, lost.shape).sum((1, 3)).clip(1)
     means = lost.sum((1, 3)) / count  # L H
-    if lost.max(initial=0) <= BEYOND_ROUNDING:
+    steps = torch.finfo(getattr(torch, result.config["dtype"])).eps
+    if lost.max(initial=0) <= max(BEYOND_ROUNDING, steps):
         return []
     layer, head = np.unravel_index(int(means.argmax()), means.shape)
     return [

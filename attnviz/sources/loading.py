@@ -114,6 +114,8 @@ def outline_model(
         options["revision"] = revision
     if progress is not None:
         progress(f"reading {shown}" if "local" in where else f"asking the hub for {shown}")
+    if "name" in where and not _hub_answers():
+        options["local_files_only"] = True  # the cache may have it
     place = where.get("local", where.get("name"))
     patches = _parsed_once(options)
     with _understood(shown, trust_remote_code), quiet(), _patched("gguf", patches):
@@ -160,9 +162,10 @@ def load_model(
             config=outline.config,
             dtype=getattr(torch, dtype),
             output_loading_info=True,
+            ignore_mismatched_sizes=True,  # they are refused below, by name
             **options,
         )
-    _require_whole(outline.source, network, report)
+    _require_whole(outline, network, report)
     network.to(target).eval()
     with quiet(), patched():
         tokenizer = _first(("AutoTokenizer",), transformers, place, options)
@@ -183,6 +186,17 @@ def choose_device(device: str) -> str:
     if torch.cuda.is_available():
         return "cuda"
     return "mps" if torch.backends.mps.is_available() else "cpu"
+
+
+@contextmanager
+def blaming(loaded: LoadedModel, what: str) -> Iterator[None]:
+    """What a model's own code raises over its input, as an `InputError` in one line."""
+    try:
+        yield
+    except (TypeError, ValueError, LookupError, AttributeError, NotImplementedError) as error:
+        raise InputError(
+            f"{loaded.source} fails on {what}: {type(error).__name__}: {printable(error, 200)}"
+        ) from error
 
 
 # ── finding it ───────────────────────────────────────────────────────────────────────────────
@@ -230,6 +244,19 @@ def _where(source: str) -> tuple[dict[str, str], dict[str, Any]]:
     return {"name": source}, {}
 
 
+def _hub_answers() -> bool:
+    """Whether the hub can be reached, by its client's own session: one question, asked once.
+
+    The client would ask for each file again and again, for half a minute.
+    """
+    hub: Any = import_module("huggingface_hub")
+    try:
+        hub.utils.get_session().head(hub.constants.ENDPOINT, timeout=10)
+    except Exception:  # of the client's library, or that it is told to be offline
+        return False
+    return True
+
+
 def _name(source: str, options: Mapping[str, Any]) -> str:
     """The name of a model in titles and saved runs: no path of this machine."""
     if "gguf_file" in options:
@@ -266,17 +293,32 @@ def _first(
     """The first of the Auto classes that finds its files beside the model; None if none does."""
     for name in names:
         with suppress(Exception):  # each family's lack of a file shows in an error of its own
-            return getattr(transformers, name).from_pretrained(place, **options)
+            found = getattr(transformers, name).from_pretrained(place, **options)
+            # without a vocabulary, many families make a tokenizer that knows its marks alone
+            if name != "AutoTokenizer" or len(found.get_vocab()) > len(found.all_special_ids) + 1:
+                return found
     return None
 
 
-def _require_whole(shown: str, network: nn.Module, report: Mapping[str, Any]) -> None:
-    """Raise `InputError` when parameters that attention needs were not in the checkpoint."""
-    missing = sorted(name for name in report["missing_keys"] if not HEADS.search(name))
+def _require_whole(outline: Outline, network: nn.Module, report: Mapping[str, Any]) -> None:
+    """Raise `InputError` when parameters that attention needs were not in the checkpoint, or of
+    another size.
+
+    Those that are reckoned and not learned, Marian's sines, need not be there.
+    """
+    for name, stored, expected in sorted(report["mismatched_keys"]):
+        if not HEADS.search(name):
+            raise InputError(
+                f"--model {outline.source}: {printable(name)} is {list(stored)} among its weights "
+                f"and {list(expected)} by its config.json"
+            )
+    reckoned = {n for n, p in outline.network.named_parameters() if not p.requires_grad}
+    lacking = set(report["missing_keys"]) - reckoned
+    missing = sorted(name for name in lacking if not HEADS.search(name))
     if missing:
         total = len(network.state_dict())
         raise InputError(
-            f"--model {shown}: its checkpoint lacks {len(missing)} of {total} parameters, "
+            f"--model {outline.source}: its checkpoint lacks {len(missing)} of {total} parameters, "
             f"{printable(missing[0])} for one; is it that of another model?"
         )
 
@@ -310,8 +352,10 @@ def _reason(error: Exception, trusted: bool) -> str:
         return f"its model_type '{kind}' is unknown to transformers {__version__}"
     if "not a valid model identifier" in text or "Repository Not Found" in text:
         return "no folder of that name is here, and no such model is on the hub"
-    line = next((line for line in text.splitlines() if line.strip()), type(error).__name__)
-    return printable(line.strip(), 200)
+    if "Weights only load failed" in text:
+        return "its weights are a pickle that holds more than tensors, which is not run"
+    lines = [line.strip() for line in text.splitlines() if line.strip()] or [type(error).__name__]
+    return printable(" ".join(lines[:2]) if lines[0].endswith(":") else lines[0], 200)
 
 
 @contextmanager

@@ -8,6 +8,7 @@ negative numbers are the mask.
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from math import sqrt
@@ -26,6 +27,7 @@ Function = Callable[..., Any]
 
 SOFTMAX: tuple[Function, ...] = (torch.softmax, Tensor.softmax, nn.functional.softmax)
 SDPA: Function = nn.functional.scaled_dot_product_attention
+MULTIHEAD: Function = nn.functional.multi_head_attention_forward
 
 
 @dataclass
@@ -67,6 +69,9 @@ class Spy(TorchFunctionMode):
         elif func is SDPA:
             with torch.no_grad():
                 self._see_sdpa(*args, **kwargs)
+        elif func is MULTIHEAD:
+            with torch.no_grad():
+                self._see_multihead(*args, **kwargs)
         return result
 
     def _see_softmax(
@@ -105,6 +110,18 @@ class Spy(TorchFunctionMode):
         weights = scores.softmax(-1).masked_fill(~allowed, 0.0)
         self.sights.append(Sight(weights, allowed, query, key, value, scale))
 
+    def _see_multihead(self, *args: Any, **kwargs: Any) -> None:
+        """What a subclass of `nn.MultiheadAttention` calls: once more, for its weights alone."""
+        given = inspect.signature(MULTIHEAD).bind(*args, **kwargs)
+        asked = given.arguments
+        asked.update(need_weights=True, average_attn_weights=False, training=False)
+        weights = MULTIHEAD(*given.args, **given.kwargs)[1]
+        weights = weights if weights.ndim == 4 else weights[None]
+        allowed = allowed_by(weights, asked.get("attn_mask"), asked.get("key_padding_mask"))
+        every = torch.ones(1, 1, 1, 1, dtype=torch.bool, device=weights.device)
+        open_ = every if allowed is None else allowed
+        self.sights.append(Sight(weights, open_.expand_as(weights)))
+
 
 def with_heads(tensor: Tensor, module: nn.Module) -> Tensor | None:
     """`tensor` as `[B H Tq Tk]`; `[B·H Tq Tk]` is cut by the module's own number of heads.
@@ -118,3 +135,22 @@ def with_heads(tensor: Tensor, module: nn.Module) -> Tensor | None:
     if heads is None or len(tensor) % heads:
         return None
     return tensor.view(-1, heads, *tensor.shape[1:])
+
+
+def allowed_by(weights: Tensor, mask: Tensor | None, padding: Tensor | None) -> Tensor | None:
+    """The masks of `nn.MultiheadAttention` as one: bool, True where a query may look."""
+    allowed: Tensor | None = None
+    for given in (mask, padding):
+        if given is None:
+            continue
+        open_ = ~given if given.dtype is torch.bool else given > FORBIDDING
+        if given is padding:
+            open_ = open_.view(-1, 1, 1, open_.shape[-1])
+        else:  # Tq Tk, or B·H Tq Tk
+            open_ = open_.view(1, 1, *open_.shape) if open_.ndim == 2 else open_
+            open_ = open_.view(-1, weights.shape[1] if len(open_) > 1 else 1, *open_.shape[-2:])
+        allowed = open_ if allowed is None else allowed & open_
+    if allowed is None:
+        return None
+    # extra keys (bias_k, zero_attn) stand at the end, open to all
+    return nn.functional.pad(allowed, (0, weights.shape[-1] - allowed.shape[-1]), value=True)
