@@ -597,6 +597,25 @@ def bomb(path: str) -> None:
         archive.writestr("a.npy", start + bytes(2**25))
 
 
+def pickled_bomb(path: str) -> None:
+    """An archive of torch.save whose pickle is 32 MiB of zeros in a few KiB."""
+    torch.save(torch.from_numpy(weights(3, 5, 5)), "plain.pt")
+    with (
+        zipfile.ZipFile("plain.pt") as plain,
+        zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive,
+    ):
+        for name in plain.namelist():
+            of_pickle = name.endswith("data.pkl")
+            archive.writestr(name, bytes(2**25) if of_pickle else plain.read(name))
+
+
+def on_two_disks(path: str) -> None:
+    """The end of a zip64 archive that says it goes on elsewhere."""
+    Path(path).write_bytes(
+        b"PK\x06\x07" + bytes(12) + b"\x02" + bytes(3) + b"PK\x05\x06" + bytes(18)
+    )
+
+
 def safetensors(path: str, entry: dict[str, Any], size: int) -> None:
     header = json.dumps({"a": entry}).encode()
     Path(path).write_bytes(len(header).to_bytes(8, "little") + header + bytes(size))
@@ -633,6 +652,11 @@ HOSTILE: dict[str, tuple[Callable[[str], object], str]] = {
         bomb,
         " is damaged: shape [1024, 1024, 1024] of float32 takes 4294967296 bytes, "
         "and 33554432 are there",
+    ),
+    "bomb.pt": (pickled_bomb, " is a compressed archive, which torch.save never writes"),
+    "disks.pt": (
+        on_two_disks,
+        " is a damaged file of torch.save: zipfiles that span multiple disks are not supported",
     ),
     "none.npz": (lambda p: np.savez(p), " holds no array"),
     "empty.npz": (lambda p: Path(p).touch(), " is empty"),

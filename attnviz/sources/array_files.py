@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import re
 import warnings
-import zipfile
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -26,6 +25,7 @@ from attnviz.npy import (
     read_npz,
     read_safetensors,
 )
+from attnviz.sources.torch_files import is_archive
 
 Array = npt.NDArray[Any]
 
@@ -159,7 +159,7 @@ def _load_torch(path: Path) -> Any:
 
     import torch
 
-    is_zip = zipfile.is_zipfile(path)
+    is_zip = is_archive(path)
     if not is_zip:  # the form of before 2020
         size = path.stat().st_size
         require_memory(2 * size, f"is a file of {human_bytes(size)}, which", "save it again")

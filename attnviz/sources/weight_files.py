@@ -10,7 +10,6 @@ import json
 import pickle
 import re
 import warnings
-import zipfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from math import prod
@@ -22,6 +21,7 @@ from torch import Tensor
 
 from attnviz.errors import InputError, printable, why_unreadable
 from attnviz.machine import human_bytes, require_memory
+from attnviz.sources.torch_files import is_archive
 
 FLOATS = ("float64", "float32", "bfloat16", "float16")
 
@@ -164,11 +164,9 @@ def _open_shards(path: Path) -> Opened:
 
 
 def _open_torch(path: Path) -> Opened:
-    is_zip = zipfile.is_zipfile(path)
+    is_zip = is_archive(path)
     size = path.stat().st_size
-    if is_zip:
-        _require_plain(path)
-    else:  # the form of before 2020, which is read whole
+    if not is_zip:  # the form of before 2020, which is read whole
         require_memory(2 * size, f"is a file of {human_bytes(size)}, which", "save it again")
     try:
         with warnings.catch_warnings(action="ignore"):  # of a pickle in a form that torch has not
@@ -191,19 +189,6 @@ def _open_torch(path: Path) -> Opened:
         for name, tensor in tensors.items()
     }
     return entries, tensors.__getitem__, {}
-
-
-def _require_plain(path: Path) -> None:
-    """torch.save never compresses: what does is no file of its, and may be a bomb."""
-    try:
-        with zipfile.ZipFile(path) as archive:
-            members = archive.infolist()
-    except OSError:
-        raise
-    except Exception as error:  # BadZipFile; names that are no text, a version of the future
-        raise InputError(f"is a damaged file of torch.save: {printable(error)}") from None
-    if any(member.compress_type != zipfile.ZIP_STORED for member in members):
-        raise InputError("is a compressed archive, which torch.save never writes")
 
 
 def _tensors(found: object) -> dict[str, Tensor]:
