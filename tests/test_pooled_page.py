@@ -18,7 +18,7 @@ from pooled_runs import Made, Read, made, numbered, read
 from attnviz.batch import SEP
 from attnviz.pooled import PooledResult
 from attnviz.render import pooled_page
-from attnviz.render.pooled_page import Shades, pyramid, spans_of, write_pooled_page
+from attnviz.render.pooled_page import RowPlan, Shades, pyramid, spans_of, write_pooled_page
 
 
 def written(run: Made | PooledResult, tmp_path: Path, **options: Any) -> Read:
@@ -168,6 +168,25 @@ def test_what_is_no_number_is_kept_apart(tmp_path: Path) -> None:
     assert (page.pixels(0, 0, "mean", 0) == 255).sum() == 3
     assert np.isnan(page.statistic(0, 0, "entropy")).nonzero()[0].tolist() == [7]
     assert page.top(0, 0)[0][:, 7].tolist() == [-1] * 5
+
+
+def test_statistics_too_small_to_be_told_are_known_as_such(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = made([numbered(29)], heads=1, pixels=29).run
+    first = run.statistics["first"].copy()
+    first[0, 0, 0, 3:7] = 1e-11, 3e-9, 0, 2e-5
+    small = replace(run, statistics={**run.statistics, "first": first})
+    for width, tiny in ((1, True), (2, False)):
+        monkeypatch.setattr(pooled_page, "_row_plans", lambda _, w=width: [RowPlan(8, w, 1)] * 2)
+        page = written(small, tmp_path)
+        own = page.head(0, 0)["statistics"]
+        assert (own["first"]["width"], own["first"]["tiny"]) == (width, tiny)
+        assert not own["largest"]["tiny"]
+        found = page.statistic(0, 0, "first")
+        assert found[5] == 0
+        assert found[6] == pytest.approx(2e-5, rel=0.03)
+        assert (found[3:5] == own["first"]["low"]).all() == tiny
 
 
 def test_all_zero_is_all_zero(tmp_path: Path) -> None:

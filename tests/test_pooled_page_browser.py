@@ -22,7 +22,7 @@ from playwright.sync_api import Browser, Page, expect
 from pooled_runs import Made, made, numbered
 
 from attnviz.render import pooled_page
-from attnviz.render.pooled_page import write_pooled_page
+from attnviz.render.pooled_page import RowPlan, write_pooled_page
 
 SENTENCES = (
     "the keeper of the old lighthouse said that nobody had come up the stairs for years "
@@ -363,6 +363,23 @@ def test_the_card_tells_the_rows_numbers(show: Opener) -> None:
     for name, value in expect_.items():
         shown = number(page.tab.locator(f'[data-row="{name}"]').inner_text())
         assert shown == pytest.approx(value, rel=0.01, abs=0.006 if value > 1 else 0), name
+
+
+def test_a_rows_number_that_is_too_small_to_be_told(
+    show: Opener, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    page = show("tiny")
+    first = page.made.run.statistics["first"].copy()
+    first[0, 0, 0, 5] = 1e-11
+    small = replace(page.made.run, statistics={**page.made.run.statistics, "first": first})
+    monkeypatch.setattr(pooled_page, "_row_plans", lambda _: [RowPlan(5, 1, 1)] * 2)
+    path = page.path.with_name("small.html")
+    write_pooled_page(small, path)
+    one = Shown(page.tab, path, page.made, page.heard, page.requests)
+    for query, is_tiny in ((5, True), (6, False)):
+        one.go(f"view=map&query={query}&key=0&pinned=1")
+        text = one.tab.locator('[data-row="first"]').inner_text()
+        assert text.startswith("≤ ") == is_tiny, text
 
 
 def test_verdicts_of_cells(show: Opener) -> None:

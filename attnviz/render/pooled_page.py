@@ -13,7 +13,8 @@ compressed with zlib and written in base64, each in an element `d0`, `d1`, … t
   log(ratio), the largest of a row as it is, each following one as its difference to the one before.
 - Where it is known, the first key and the end of what each row may see, as differences, each to the
   one before.
-- Each row's statistics: 0 is 0, others `low · ratio^(number - 1)`, the largest that fits no number.
+- Each row's statistics: 0 is 0, others `low · ratio^(number - 1)`, the largest that fits no number;
+  1 is `low` or less.
 - Parts at full resolution: `DETAIL` × `DETAIL` cells, in bytes as pixels are.
 
 Whole numbers stand as planes: the lowest bytes of all of them, then the next.
@@ -442,6 +443,8 @@ def _rows(
             "ratio": shades.ratio,
             "most": float(values[np.isfinite(values)].max(initial=0.0)),
             "error": shades.error,
+            # whether number 1 stands for values far below `low` as well
+            "tiny": bool(((values > 0) & (values < shades.low / shades.ratio)).any()),
         }
     if plan.top:
         made["top"] = _top(pooled.top_keys[at], pooled.top_weights[at], plan.top, blocks)

@@ -149,7 +149,9 @@ function rowNumbers() {
     for (const [name, value] of Object.entries(values)) {
       const found = head.statistic(name, q);
       const isSize = name === "entropy" || name === "distance";
-      value.textContent = head.isBlind(q) ? "–" : Number.isNaN(found) ? "not a number" : isSize ? parts.measureText(found) : weightText(found);
+      const number = isSize ? parts.measureText(found) : weightText(found);
+      const known = head.isTiny(name, q) ? `≤ ${number}` : number;
+      value.textContent = head.isBlind(q) ? "–" : Number.isNaN(found) ? "not a number" : known;
     }
   }
   return { root, update };

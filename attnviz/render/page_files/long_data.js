@@ -156,6 +156,11 @@ class LongHead {
     return code === 0 ? 0 : low * ratio ** (code - 1);
   }
 
+  // Whether a statistic is more than 0, and less than can be told.
+  isTiny(name, q) {
+    return this.own.statistics[name].tiny && this.statistics[name][Math.floor(q / facts.rowsEach)] === 1;
+  }
+
   // The mean of a statistic over rows from … end, of those that are numbers.
   meanOf(name, from, end) {
     if (!this.sums[name]) {
