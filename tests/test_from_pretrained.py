@@ -9,6 +9,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import huggingface_hub.constants
 import numpy as np
 import pytest
 import torch
@@ -19,7 +20,12 @@ from torch import nn
 from attnviz.errors import AttnvizError, ConfigError, InputError
 from attnviz.sources import loading
 from attnviz.sources.encoding import encode
-from attnviz.sources.from_pretrained import Wanted, from_pretrained, run_model
+from attnviz.sources.from_pretrained import (
+    Wanted,
+    from_pretrained,
+    learned_positions,
+    run_model,
+)
 from attnviz.sources.loading import LoadedModel, choose_device, load_model, outline_model
 from attnviz.sources.towers import layer_numbers, n_heads, tower_names
 
@@ -86,6 +92,16 @@ def test_absolute_positions_that_padding_would_shift_are_said() -> None:
     said.clear()
     from_pretrained(model, [LONG, SHORT], pad_side="right", **how)
     assert said == []
+
+
+def test_padding_that_the_model_takes_for_text_is_said() -> None:
+    model, said = tiny("MPNetModel", **BERT), []
+    assert model.network.embeddings.position_embeddings.padding_idx == 1  # the tokenizer's is 0
+    from_pretrained(model, [LONG, SHORT], pad_side="left", say=said.append)
+    assert said == [
+        "tiny MPNetModel counts positions from the padding on the left; --pad-side right gives "
+        "each text the positions that it has alone"
+    ]
 
 
 def test_an_empty_text_among_others_is_all_padding() -> None:
@@ -322,12 +338,12 @@ def test_scores_that_are_not_seen_are_refused() -> None:
     experts = {"num_local_experts": 2, "num_experts_per_tok": 1, "intermediate_size": 28}
     sinks = tiny("GptOssModel", **LLAMA | experts)
     cap = tiny("Gemma2Model", **LLAMA | {"attn_logit_softcapping": 0.5})
-    for model in (sinks, cap):
+    for model, what in ((sinks, "a sink, say"), (cap, "a cap at 0.5")):
         with pytest.raises(InputError) as error:
             from_pretrained(model, [SHORT], keep=["scores"])
         assert str(error.value) == (
-            "layers.0.self_attn does more to its scores than scale, bias and mask (a cap or a "
-            "sink, say); its weights can be shown, and not explained from q and k"
+            f"layers.0.self_attn does more to its scores than scale, bias and mask ({what}); "
+            "its weights can be shown, and not explained from q and k"
         )
     with pytest.raises(InputError) as error:
         from_pretrained(tiny("MPNetModel", **BERT), [SHORT], keep=["q"])
@@ -354,6 +370,35 @@ def test_texts_that_are_too_long() -> None:
     said.clear()
     from_pretrained(tiny("LlamaModel", **LLAMA), [words], say=said.append)
     assert said == ["sequence 0 has 42 tokens, more than the 31 that tiny LlamaModel was made for"]
+
+
+@pytest.mark.parametrize(
+    ("kind", "sizes", "positions"),
+    [
+        ("BertModel", BERT, 31),
+        ("RobertaModel", BERT, 30),  # its first row is that of its padding
+        ("OPTModel", BERT | {"ffn_dim": 29, "word_embed_proj_dim": 24}, 31),  # 33 rows
+        ("BartModel", BART, 31),
+        ("LlamaModel", LLAMA, None),
+        ("ViTModel", BERT | {"image_size": 20, "patch_size": 5}, None),
+    ],
+)
+def test_positions_that_were_learned(
+    kind: str, sizes: dict[str, Any], positions: int | None
+) -> None:
+    assert learned_positions(tiny(kind, **sizes).network) == positions
+    if positions is not None:
+        model = tiny(kind, specials=False, **sizes)
+        from_pretrained(model, [" ".join(["cat"] * positions)])
+        with pytest.raises(InputError, match=f"has learned {positions} positions"):
+            from_pretrained(model, [" ".join(["cat"] * (positions + 1))])
+
+
+def test_a_model_that_states_no_number_of_positions() -> None:
+    model, said = tiny("XLNetModel", d_model=24, n_layer=2, n_head=3, d_inner=29), []
+    assert model.config.max_position_embeddings == -1
+    from_pretrained(model, [LONG], say=said.append)
+    assert said == []
 
 
 def test_memory_is_known_before(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -431,6 +476,59 @@ def test_no_tokenizer_and_no_attention() -> None:
     with pytest.raises(InputError) as error:
         from_pretrained(replace(model, network=nn.Linear(3, 5)), [SHORT])
     assert str(error.value) == ("tiny BertModel has no attention that transformers or torch knows")
+
+
+def test_a_model_that_reads_no_text(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = tiny("ViTModel", **BERT | {"image_size": 20, "patch_size": 5})
+    with pytest.raises(InputError) as error:
+        from_pretrained(model, [SHORT])
+    assert str(error.value) == (
+        "tiny ViTModel reads no text, it takes pixel_values; --image FILE or --audio FILE is for it"
+    )
+    model = tiny("BertModel", **BERT)
+    monkeypatch.setattr(model.network.embeddings, "forward", lambda **_: {}["a\nb"])
+    with pytest.raises(InputError) as error:
+        from_pretrained(model, [SHORT])
+    assert str(error.value) == "tiny BertModel fails on this text: KeyError: 'a\\nb'"
+
+
+def test_tokens_that_the_model_does_not_know() -> None:
+    model = tiny("BertModel", **BERT)
+    model.tokenizer.add_tokens(["zorg"])
+    with pytest.raises(InputError) as error:
+        from_pretrained(model, [SHORT, "the zorg"])
+    assert str(error.value) == (
+        "token zorg has number 21, and tiny BertModel knows 21 tokens; is that another model's "
+        "tokenizer?"
+    )
+    with pytest.raises(InputError) as error:
+        from_pretrained(model, ["the \udcff cat"])
+    assert str(error.value) == (
+        "the \\udcff cat: half a character stands there (bytes that are not UTF-8, say), and a "
+        "model's tokenizer takes text alone"
+    )
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float32"])
+def test_weights_that_are_no_numbers_are_said(dtype: str) -> None:
+    model, said = tiny("BertModel", **BERT), []
+    model.network.to(getattr(torch, dtype))
+    with torch.no_grad():
+        model.network.encoder.layer[1].attention.self.query.weight[8:16] = torch.nan
+    result = from_pretrained(model, [LONG], say=said.append).result
+    assert np.isnan(result.attention[1, 0, 1]).all()
+    assert not np.isnan(result.attention[0]).any()
+    hint = "; float16 ends at 65504, --dtype float32 goes further"
+    expected = "weights are NaN from layer 1 on, there in 1 of 3 heads"
+    assert said == [expected + hint * (dtype == "float16")]
+
+
+def test_rounding_is_no_sink() -> None:
+    model, said = tiny("LlamaModel", spread=1.0, **LLAMA), []
+    model.network.to(torch.bfloat16)
+    result = from_pretrained(model, [LONG], say=said.append).result
+    assert abs(1 - result.attention.sum(-1)).max() > 1e-3
+    assert said == []
 
 
 def test_a_tokenizer_that_fails_and_one_without_places() -> None:
@@ -524,7 +622,57 @@ def test_a_pooler_may_be_missing(folder: Path) -> None:
     assert load_model("bert").name == "bert"
 
 
+def test_a_head_may_be_missing_unless_the_model_is_to_write(here: Path) -> None:
+    model = tiny("LlamaModel", **LLAMA)
+    model.network.save_pretrained("llama")
+    model.tokenizer.save_pretrained("llama")
+    assert load_model("llama").name == "llama"
+    with pytest.raises(InputError) as error:
+        load_model("llama", generates=True)
+    assert str(error.value) == (
+        "--model llama: its checkpoint lacks 1 of 21 parameters, lm_head.weight for one; is it "
+        "that of another model?"
+    )
+
+
+def test_parameters_that_are_reckoned_need_not_be_stored(here: Path) -> None:
+    model = tiny("MarianMTModel", **BART)
+    with torch.no_grad():
+        for part in (model.network.model.encoder, model.network.model.decoder):
+            part.embed_positions.weight.copy_(part.embed_positions.create_weight())
+    model.network.save_pretrained("marian")
+    model.tokenizer.save_pretrained("marian")
+    expected = from_pretrained(model, [LONG, SHORT]).result.attention
+    assert np.array_equal(from_pretrained("marian", [LONG, SHORT]).result.attention, expected)
+
+
+def test_parameters_of_another_size(folder: Path) -> None:
+    config = json.loads(Path("bert/config.json").read_text())
+    Path("bert/config.json").write_text(json.dumps(config | {"intermediate_size": 31}))
+    with pytest.raises(InputError) as error:
+        load_model("bert")
+    assert str(error.value) == (
+        "--model bert: encoder.layer.0.intermediate.dense.bias is [29] among its weights and [31] "
+        "by its config.json"
+    )
+
+
+def test_a_tokenizer_made_up_without_its_files(folder: Path) -> None:
+    for file in Path("bert").glob("tokenizer*"):
+        file.unlink()
+    made_up = transformers.AutoTokenizer.from_pretrained("bert")
+    assert len(made_up.get_vocab()) == 5  # marks alone: every word would be unknown
+    with pytest.raises(InputError) as error:
+        from_pretrained("bert", [SHORT])
+    assert str(error.value) == "bert has no tokenizer that could be read"
+
+
 CONFIGS: dict[str, tuple[str, str]] = {
+    '{"model_type": "bert", "hidden_size": "wide"}': (
+        "config.json",
+        "Validation error for field 'hidden_size': TypeError: Field 'hidden_size' expected int, "
+        "got str (value: 'wide')",
+    ),
     "{": (
         "config.json",
         "It looks like the config file at 'bad/config.json' is not a valid JSON file.",
@@ -610,12 +758,36 @@ def test_a_failure_of_the_hub_is_one_line(
         raise failure
 
     monkeypatch.setattr(transformers.AutoConfig, "from_pretrained", fail)
+    monkeypatch.setattr(loading, "_hub_answers", lambda: True)
     said: list[str] = []
     with pytest.raises(InputError) as error:
         outline_model("nobody/none", revision="v2", progress=said.append)
     assert str(error.value) == f"--model nobody/none: {message}"
     assert asked == {"place": "nobody/none", "revision": "v2", "trust_remote_code": False}
     assert said == ["asking the hub for nobody/none"]
+
+
+@pytest.mark.parametrize("reachable", [True, False])
+def test_a_hub_out_of_reach_is_asked_once_and_the_cache_then(
+    monkeypatch: pytest.MonkeyPatch, here: Path, reachable: bool
+) -> None:
+    asked: list[Any] = []
+
+    class Session:
+        def head(self, address: str, **_: object) -> None:
+            asked.append(address)
+            if not reachable:
+                raise OSError("no route")
+
+    def fail(place: str, **options: Any) -> None:
+        asked.append(options.get("local_files_only", False))
+        raise OSError("We couldn't connect")
+
+    monkeypatch.setattr("huggingface_hub.utils.get_session", Session)
+    monkeypatch.setattr(transformers.AutoConfig, "from_pretrained", fail)
+    with pytest.raises(InputError, match="cannot be reached"):
+        outline_model("nobody/none")
+    assert asked == [huggingface_hub.constants.ENDPOINT, not reachable]
 
 
 def test_memory_that_runs_out_while_loading(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -34,6 +34,9 @@ DEVICES = ("auto", "cpu", "cuda", "mps")
 HEADS = re.compile(r"pooler|head|classifier|logit|projection|position_ids|score")
 """Parameters that no attention needs: a checkpoint may be without them."""
 
+SPARE = re.compile(r"pooler|position_ids")
+"""Those that writing a text does not need either."""
+
 Progress = Callable[[str], None]
 """Called with a few words when a stage of the loading begins."""
 
@@ -124,6 +127,7 @@ def outline_model(
         with torch.device("meta"):
             network = kind.from_config(config, trust_remote_code=trust_remote_code)
     origin = {"place": place, "options": options, "kind": kind, "patches": patches}
+    origin["spare"] = SPARE if generates else HEADS
     return Outline(shown, _name(str(source), options), config, network, origin)
 
 
@@ -306,15 +310,16 @@ def _require_whole(outline: Outline, network: nn.Module, report: Mapping[str, An
 
     Those that are reckoned and not learned, Marian's sines, need not be there.
     """
+    spare: re.Pattern[str] = outline.origin["spare"]
     for name, stored, expected in sorted(report["mismatched_keys"]):
-        if not HEADS.search(name):
+        if not spare.search(name):
             raise InputError(
                 f"--model {outline.source}: {printable(name)} is {list(stored)} among its weights "
                 f"and {list(expected)} by its config.json"
             )
     reckoned = {n for n, p in outline.network.named_parameters() if not p.requires_grad}
     lacking = set(report["missing_keys"]) - reckoned
-    missing = sorted(name for name in lacking if not HEADS.search(name))
+    missing = sorted(name for name in lacking if not spare.search(name))
     if missing:
         total = len(network.state_dict())
         raise InputError(
