@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 from pathlib import Path
 
 
@@ -42,6 +43,26 @@ def printable(text: object, limit: int = 80) -> str:
         return shown
     half = (limit - 1) // 2
     return f"{shown[:half]}…{shown[-half:]}"
+
+
+PLAIN = str.maketrans(
+    {"×": "x", "…": "...", "−": "-", "–": "-", "·": "*", "→": "->", "≤": "<=", "≥": ">=", "±": "+-"}
+)
+"""What this program's own signs are where an encoding lacks them."""
+
+
+def in_plain_signs(error: UnicodeError) -> tuple[str, int]:
+    """How a stream writes what its encoding lacks: signs in plain letters, the rest escaped."""
+    if not isinstance(error, UnicodeEncodeError):
+        raise error
+    lacking = error.object[error.start : error.end].translate(PLAIN)
+    return lacking.encode("ascii", "backslashreplace").decode(), error.end
+
+
+LACKING = "attnviz"
+"""The name of that among Python's handlers of errors."""
+
+codecs.register_error(LACKING, in_plain_signs)
 
 
 def why_unreadable(path: Path, error: OSError) -> str:

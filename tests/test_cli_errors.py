@@ -294,7 +294,7 @@ def test_the_messages_survive_any_encoding() -> None:
     )
     assert done.returncode == 2
     assert done.stderr.startswith(
-        b"attnviz: d_model 10 is not divisible by n_heads 3: 10 = 3\\xb73"
+        b"attnviz: d_model 10 is not divisible by n_heads 3: 10 = 3*3 + 1"
     )
 
 

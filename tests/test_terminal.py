@@ -22,7 +22,7 @@ from rich.color import Color
 from rich.console import Console
 from rich.text import Text
 
-from attnviz.errors import ConfigError
+from attnviz.errors import LACKING, ConfigError
 from attnviz.render import terminal
 from attnviz.render.console import ascii_only, has_color, make_console, write
 from attnviz.render.terminal import color_table, heatmaps, nearest_of_256
@@ -615,6 +615,20 @@ def test_the_locale_decides_the_encoding(environ: dict[str, str], encoding: str)
     console = make_console(stream, environ)
     assert stream.encoding == encoding
     assert ascii_only(console) == (encoding == "ascii")
+
+
+def test_signs_that_an_encoding_lacks_are_written_plainly() -> None:
+    for encoding, expect in (
+        ("ascii", b"3 x 5 -> <= 1e-6 ... \\u732b \\udc80"),
+        ("cp1252", b"3 \xd7 5 -> <= 1e-6 \x85 \\u732b \\udc80"),
+        ("utf-8", "3 × 5 → ≤ 1e−6 … 猫 ".encode() + b"\\udc80"),
+    ):
+        stream = io.TextIOWrapper(raw := io.BytesIO(), encoding=encoding, errors=LACKING)
+        stream.write("3 × 5 → ≤ 1e−6 … 猫 \udc80")
+        stream.flush()
+        assert raw.getvalue() == expect
+    with pytest.raises(UnicodeDecodeError):
+        b"\xff".decode("ascii", LACKING)
 
 
 def test_no_color_leaves_no_escape() -> None:

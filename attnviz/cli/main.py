@@ -17,7 +17,7 @@ from attnviz import __version__
 from attnviz.cli import STOPPED
 from attnviz.cli.commands import SETTINGS, Commands
 from attnviz.cli.console import close_output, is_unread
-from attnviz.errors import AttnvizError, printable
+from attnviz.errors import LACKING, AttnvizError, printable
 
 app = typer.Typer(
     name="attnviz",
@@ -62,7 +62,7 @@ def main(arguments: list[str] | None = None) -> NoReturn:
     sys.stderr = sys.stderr or open(os.devnull, "w")  # noqa: SIM115, PTH123
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, TextIOWrapper):  # a token that the encoding lacks is shown escaped
-            stream.reconfigure(errors="backslashreplace")
+            stream.reconfigure(errors=LACKING)
     _answer(signal.SIGINT, signal.default_int_handler)
     for end in (signal.SIGTERM, signal.SIGHUP):
         _answer(end, _stop)

@@ -11,6 +11,7 @@ from typing import IO
 from rich.console import Console
 from rich.text import Text
 
+from attnviz.errors import LACKING
 from attnviz.render.tokens import cells, start
 
 
@@ -26,7 +27,7 @@ def make_console(file: IO[str] | None = None, environ: Mapping[str, str] = os.en
     file = sys.stdout if file is None else file
     told = environ.get("PYTHONUTF8") == "1" or "PYTHONIOENCODING" in environ
     if environ.get("LC_ALL") in ("C", "POSIX") and not told and isinstance(file, TextIOWrapper):
-        file.reconfigure(encoding="ascii", errors="backslashreplace")
+        file.reconfigure(encoding="ascii", errors=LACKING)
     return Console(
         file=file,
         color_system=None if environ.get("NO_COLOR") else "auto",
