@@ -25,7 +25,7 @@ def main() -> None:
         link = Path(name)
         if not link.exists():
             link.symlink_to(Path(str(metadata.distribution(package).locate_file(place))))
-        print(f"{name} -> {package}")
+        print(f"{name} -> {package}")  # noqa: T201
 
 
 if __name__ == "__main__":

@@ -411,7 +411,8 @@ def test_a_batch_gives_its_tokens_back(
         (
             [("\x1b",)],
             {"vocabulary": ("[PAD]", "a")},
-            "the token '\\x1b' is not in the vocabulary, which has 2 tokens, the first of them: [PAD] a",
+            "the token '\\x1b' is not in the vocabulary, which has 2 tokens, the first of them: "
+            "[PAD] a",
         ),
     ],
 )

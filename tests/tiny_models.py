@@ -10,7 +10,7 @@ from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processor
 
 from attnviz.sources.loading import LoadedModel
 
-WORDS = "the cat sat on mat because it was tired dog ran un ##believ ##able , . '".split()
+WORDS = "the cat sat on mat because it was tired dog ran un ##believ ##able , . '".split()  # noqa: SIM905 - a list of this length is read more easily so
 VOCABULARY = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", *WORDS]
 
 
