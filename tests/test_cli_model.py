@@ -176,7 +176,7 @@ WITH_MODEL = {
     ),
     "--max-len 0": "--max-len is 0; it must be at least 1",
     "--generate 0": "--generate is 0; it must be at least 1",
-    "--generate 3": "--generate: bert (bert) is no model that writes",
+    "--generate 3": "--generate: bert (bert) does not write after a text",
     "--temperature 1": "--temperature goes with --generate",
     "--generate 3 --temperature nan": "--temperature is nan; 0 (greedy) to 100 will do",
 }

@@ -635,6 +635,14 @@ def test_a_head_may_be_missing_unless_the_model_is_to_write(here: Path) -> None:
     )
 
 
+def test_a_model_that_writes_what_it_hears_does_not_go_on_with_a_text(here: Path) -> None:
+    Path("whisper").mkdir()
+    transformers.WhisperConfig(**BART).save_pretrained("whisper")
+    with pytest.raises(ConfigError) as error:
+        outline_model("whisper", generates=True)
+    assert str(error.value) == "--generate: whisper (whisper) does not write after a text"
+
+
 def test_parameters_that_are_reckoned_need_not_be_stored(here: Path) -> None:
     model = tiny("MarianMTModel", **BART)
     with torch.no_grad():

@@ -15,7 +15,7 @@ from attnviz.measuring.layers import annotations_of
 from attnviz.measuring.source import Ready, Take
 from attnviz.sources.capturing import Call, capture
 from attnviz.sources.from_pretrained import learned_positions
-from attnviz.sources.loading import LoadedModel, load_model, outline_model
+from attnviz.sources.loading import LoadedModel, blaming, load_model, outline_model
 from attnviz.sources.run import as_array
 from attnviz.sources.towers import choose_tower, layer_numbers, n_heads
 from attnviz.stats.block import Block, Texts, make_side
@@ -189,7 +189,7 @@ class Model:
             "input_ids": torch.from_numpy(ids).to(device),
             "attention_mask": torch.from_numpy(real.astype(np.int64)).to(device),
         }
-        with torch.inference_mode():
+        with torch.inference_mode(), blaming(self._loaded, "this text"):
             if self._of_two:
                 return network.get_encoder()(**given)
             if self.tower == "text" and hasattr(network, "get_text_features"):

@@ -280,14 +280,15 @@ def _kind(transformers: Any, config: Any, generates: bool, shown: str) -> Any:
     """The Auto class: the bare model, or the one that can generate."""
     if not generates:
         return transformers.AutoModel
-    if getattr(config, "is_encoder_decoder", False):
-        return transformers.AutoModelForSeq2SeqLM
     from transformers.models.auto import modeling_auto
 
+    both = bool(getattr(config, "is_encoder_decoder", False))
+    if both and config.model_type in modeling_auto.MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES:
+        return transformers.AutoModelForSeq2SeqLM
     fills_in = config.model_type in modeling_auto.MODEL_FOR_MASKED_LM_MAPPING_NAMES
-    writes = config.model_type in modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+    writes = not both and config.model_type in modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
     if not writes or (fills_in and not getattr(config, "is_decoder", False)):
-        raise ConfigError(f"--generate: {shown} ({config.model_type}) is no model that writes")
+        raise ConfigError(f"--generate: {shown} ({config.model_type}) does not write after a text")
     return transformers.AutoModelForCausalLM
 
 
