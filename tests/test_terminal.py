@@ -202,6 +202,17 @@ def test_fewer_colours(color: str) -> None:
     assert f" {top:.4g} rows" in legend(lines)
 
 
+def test_one_console_after_another_has_its_own_colours() -> None:
+    """rich's styles remember the escape codes of the first console that they are printed on."""
+    result = made(numbered(64), heads=1, allowed=causal(64))
+    true = shown(screen(80, "truecolor"), result)
+    few = shown(screen(80, "256"), result)
+    assert any("▀" in line for line in true)
+    assert few != true
+    assert shown(screen(80, "truecolor"), result) == true
+    assert not any("48;2;" in line or "38;2;" in line for line in few)
+
+
 def test_in_256_colours_the_scale_climbs_and_holds_no_grey() -> None:
     numbers = list(dict.fromkeys(nearest_of_256(color_table("viridis")).tolist()))
     tones = [Color.from_ansi(n).get_truecolor() for n in numbers]

@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from rich.color import Color
+from rich.color import Color, ColorSystem
 from rich.console import Console
 from rich.style import Style
 from rich.text import Text
@@ -374,14 +374,19 @@ def ink_for(console: Console, cmap: str, top: float, cell: int) -> Ink:
 
 
 def colors_of(table: npt.NDArray[np.float64], few: bool) -> tuple[list[Color], list[Color | None]]:
-    """The map's colours from 0 to the top, and for each mark one that is far from all of these."""
+    """The map's colours from 0 to the top, and for each mark one that is far from all of these.
+
+    They are colours that the console has: rich would find the nearest by itself, but the escape
+    codes of the first console are remembered for all others that are given the same colour.
+    """
     tones: list[Color | None] = []
     for choices in TONES:
         apart = [float(np.sqrt(((table - tone) ** 2).sum(-1)).min()) for tone in choices]
         best = next((i for i, d in enumerate(apart) if d > 50), int(np.argmax(apart or [0.0])))
         tones.append(Color.from_rgb(*choices[best]) if choices else None)
     if few:
-        return [Color.from_ansi(int(number)) for number in nearest_of_256(table)], tones
+        near = [tone and tone.downgrade(ColorSystem.EIGHT_BIT) for tone in tones]
+        return [Color.from_ansi(int(number)) for number in nearest_of_256(table)], near
     return [Color.from_rgb(*color) for color in table.tolist()], tones
 
 
