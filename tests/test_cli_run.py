@@ -415,7 +415,7 @@ def test_completion_is_offered() -> None:
     done = shell(
         env={"_ATTNVIZ_COMPLETE": "complete_bash", "COMP_WORDS": "attnviz s", "COMP_CWORD": "1"}
     )
-    assert done.stdout.split() == [b"shapes"]
+    assert done.stdout.split() == [b"shapes", b"stats"]
 
 
 # ── when it ends early ───────────────────────────────────────────────────────────────────────
