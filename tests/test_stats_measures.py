@@ -329,7 +329,7 @@ def test_a_weight_that_is_no_number_spoils_its_head_alone() -> None:
         np.testing.assert_array_equal(values[spared], clean[name][spared], err_msg=name)
         if name not in ("offset", "at_offset", "entropy_first", "first", "sink"):
             assert np.isnan(values[1, 2]) or name.startswith(("separator", "strongest", "prefix",
-                "duplicate", "previous", "next", "punctuation", "special", "first"))  # fmt: skip
+                "duplicate", "previous", "next", "same", "punctuation", "special", "first"))  # fmt: skip
     assert np.isnan(measured(blocks_of([tokens], [maps])).result()["rank"][1, 2])
 
 

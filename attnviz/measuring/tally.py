@@ -104,6 +104,9 @@ def measured(source: Source, made: Iterable[Sequence[Ready]], options: Options) 
 
         def take(block: Block) -> None:
             crew[0].update_whole(block)
+            if n == 1:
+                crew[0].update_pieces(block.pieces())
+                return
             pieces = list(block.pieces())
             work = [pool.submit(crew[i].update_pieces, pieces[i::n]) for i in range(n)]
             for each in work:

@@ -235,6 +235,11 @@ class Block:
         return (self.seen > 0) & self.queries.real[:, None]
 
     @cached_property
+    def all_count(self) -> bool:
+        """Whether all rows that are here count."""
+        return bool(self.counts.all())
+
+    @cached_property
     def rows(self) -> Floats:
         """`[H]`: how many rows of each head count."""
         return np.broadcast_to(self.counts.sum((0, 2), dtype=np.float64), (self.n_heads,))
@@ -245,14 +250,14 @@ class Block:
         weights = self.weights
         if weights.dtype == np.float16:  # too small for logarithms and sums
             weights = weights.astype(np.float32)
-        if self.counts.all():
+        if self.all_count:
             return np.ascontiguousarray(weights)
         return np.where(self.counts[..., None], weights, weights.dtype.type(0))
 
     @cached_property
     def exact(self) -> Floats:
         """`clean` in float64, in which all sums are taken."""
-        return self.clean.astype(np.float64)
+        return self.clean.astype(np.float64, copy=False)
 
     @cached_property
     def largest_at(self) -> npt.NDArray[np.intp]:
@@ -262,11 +267,13 @@ class Block:
     @cached_property
     def largest(self) -> npt.NDArray[Any]:
         """`[B H R]`: each row's largest weight."""
-        return np.take_along_axis(self.clean, self.largest_at[..., None], -1)[..., 0]
+        at = self.largest_at
+        rows = np.arange(at.size).reshape(at.shape)
+        return np.asarray(self.clean.reshape(-1).take(rows * self.clean.shape[-1] + at))
 
     def over_rows(self, values: npt.NDArray[Any]) -> Floats:
         """The sum of `values` `[B H R]` over rows that count: `[H]`."""
-        counted = np.where(self.counts, values, 0)
+        counted = values if self.all_count else np.where(self.counts, values, 0)
         return np.asarray(counted.sum((0, 2), dtype=np.float64))
 
 

@@ -42,14 +42,14 @@ class Offsets(Accumulator):
         reach = 1 + max(block.queries.positions.max(), block.keys.positions.max(), 1)
         half = min(1 << (int(reach) - 1).bit_length(), FARTHEST) + 1
         width = 2 * half + 1
-        places = block.largest_at  # B H R
-        at_key = np.take_along_axis(block.keys.positions[:, None], places, 2)
-        ahead = at_key - block.queries.positions[:, None]
+        own_place = block.queries.positions + block.keys.starts[:, None]  # B R
+        ahead = block.largest_at - own_place[:, None]  # B H R
         column = np.clip(ahead, -half, half) + half + width * np.arange(block.n_heads)[:, None]
-        chosen = column[np.broadcast_to(block.counts, column.shape)]
-        found = np.bincount(chosen, minlength=block.n_heads * width).reshape(-1, width)
+        chosen = column if block.all_count else column[np.broadcast_to(block.counts, column.shape)]
+        found = np.bincount(chosen.ravel(), minlength=block.n_heads * width).reshape(-1, width)
         self._add_centred("found", block, found.astype(np.float64))
-        self._add_centred("having", block, _having(block, half))
+        having = block.once(f"having {half}", lambda: _having(block, half))
+        self._add_centred("having", block, having)
 
     def result(self) -> dict[str, Floats]:
         shares, offsets = self.shares()
@@ -75,11 +75,11 @@ class Offsets(Accumulator):
         mine = self.sums.get(name, np.zeros((self.n_layers, self.n_heads, 1)))
         width = max(mine.shape[2], values.shape[1])
         self.sums[name] = mine = _widened(mine, width)
-        mine[block.layer, block.heads] += _widened(values, width)
+        mine[block.layer, block.heads] += _widened(values, width)  # a row for all heads, or each
 
 
 def _having(block: Block, half: int) -> Floats:
-    """`[H 2·half + 1]`: how many rows that count have a key at each offset, -half … half.
+    """`[1|H 2·half + 1]`: how many rows that count have a key at each offset, -half … half.
 
     A row at i of a text of n keys has the offsets -i … n - 1 - i: +1 where they begin, -1 after
     their end, and the running sum counts.
@@ -92,7 +92,7 @@ def _having(block: Block, half: int) -> Floats:
     for head, counts in enumerate(np.moveaxis(block.counts, 1, 0)):
         np.add.at(steps[head], begin[counts], 1)
         np.add.at(steps[head], end[counts], -1)
-    return np.broadcast_to(steps.cumsum(1)[:, :width], (block.n_heads, width))
+    return np.asarray(steps.cumsum(1)[:, :width])
 
 
 def _widened(array: Floats, width: int) -> Floats:

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from attnviz.stats.block import Block, Floats
+from attnviz.stats.block import Block, Bools, Floats
 from attnviz.stats.sums import Accumulator, ratio
 from attnviz.stats.words import SEPARATOR
 
@@ -28,8 +28,7 @@ class Sharpness(Accumulator):
     """
 
     def update(self, block: Block) -> None:
-        weights = block.clean
-        entropy = _entropy(weights)
+        entropy = _entropy(block)
         sums = {
             "entropy": entropy,
             "entropy_smoothed": _smoothed_entropy(block),
@@ -40,10 +39,10 @@ class Sharpness(Accumulator):
         for name, values in sums.items():
             self._add(name, block, block.over_rows(values))
         self._add("rows", block, block.rows)
-        of_first = block.counts & (block.queries.positions == 0)[:, None]
-        self._add("entropy_first", block, np.where(of_first, entropy, 0.0).sum((0, 2)))
-        n = np.broadcast_to(of_first.sum((0, 2), dtype=np.float64), (block.n_heads,))
-        self._add("first_rows", block, n)
+        of_first, n = block.once("first rows", lambda: _first_rows(block))
+        if of_first.any():
+            self._add("entropy_first", block, np.where(of_first, entropy, 0.0).sum((0, 2)))
+            self._add("first_rows", block, np.broadcast_to(n, (block.n_heads,)))
 
     def result(self) -> dict[str, Floats]:
         rows = self._sum("rows")
@@ -51,6 +50,12 @@ class Sharpness(Accumulator):
         figures = {name: ratio(self._sum(name), rows) for name in names}
         figures["entropy_first"] = ratio(self._sum("entropy_first"), self._sum("first_rows"))
         return figures
+
+
+def _first_rows(block: Block) -> tuple[Bools, Floats]:
+    """Which rows are first tokens, `[B 1|H R]`, and how many there are, `[1|H]`."""
+    of_first = block.counts & (block.queries.positions == 0)[:, None]
+    return of_first, of_first.sum((0, 2), dtype=np.float64)
 
 
 def _confidence(block: Block) -> npt.NDArray[Any]:
@@ -66,26 +71,33 @@ def _confidence(block: Block) -> npt.NDArray[Any]:
 
 
 def _smoothed_entropy(block: Block) -> Floats:
-    """`[B H R]`. Forbidden cells got a share as well: what each of them added is known."""
-    n = np.maximum(block.seen, 1)
-    even = (SMOOTHING / n).astype(block.clean.dtype)[..., None]  # B 1|H R 1
-    smoothed = block.clean * (1 - SMOOTHING)
-    smoothed += even
-    forbidden = smoothed.shape[-1] - n
-    return np.asarray(_entropy(smoothed) - forbidden * _entropy(even))
+    """`[B H R]`: -Σ s log₂ s for s = (1 - 0.0001) a + e, of which log₂ s is all that costs.
 
-
-def _entropy(weights: npt.NDArray[Any]) -> Floats:
-    """`[… Tk]` → `[…]`, in bits. Each term is in the weights' own dtype, their sum in float64.
-
-    A weight of 0 adds 0, since its logarithm is cut off at the smallest number that there is.
+    Forbidden cells got their e as well: what each of them added is known.
     """
-    terms = np.maximum(weights, np.finfo(weights.dtype).tiny)
-    np.log2(terms, out=terms)
-    terms *= weights
-    return 0.0 - row_sums(terms)  # not -0.0
+    n = np.maximum(block.seen, 1)
+    even = (SMOOTHING / n).astype(block.clean.dtype)[..., None]  # e: B 1|H R 1
+    logs = block.clean * (1 - SMOOTHING)
+    logs += even
+    np.log2(logs, out=logs)
+    exact = logs.astype(np.float64)
+    forbidden = (logs.shape[-1] - n) * np.log2(even)[..., 0]
+    of_even = even[..., 0].astype(np.float64) * (row_sums(exact) - forbidden)
+    return np.asarray(-(1 - SMOOTHING) * np.vecdot(block.exact, exact) - of_even)
+
+
+def _entropy(block: Block) -> Floats:
+    """`[B H R]`, in bits. Logarithms are in the weights' own dtype, products and sums in float64.
+
+    A weight of 0 adds 0, since its logarithm is that of the smallest number that there is; beside
+    any other weight that number is nothing.
+    """
+    logs = np.abs(block.clean)  # -1e-9, as rounding leaves it, adds nothing to speak of
+    logs += np.finfo(logs.dtype).tiny
+    np.log2(logs, out=logs)
+    return np.asarray(0.0 - np.vecdot(block.exact, logs.astype(np.float64)))  # not -0.0
 
 
 def row_sums(values: npt.NDArray[Any]) -> Floats:
     """`[… Tk]` → `[…]`, in float64. A product with ones is the fastest way to it."""
-    return np.asarray(values.astype(np.float64) @ np.ones(values.shape[-1]))
+    return np.asarray(values.astype(np.float64, copy=False) @ np.ones(values.shape[-1]))

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import numpy as np
-import numpy.typing as npt
 
-from attnviz.stats.block import Block, Floats
+from attnviz.stats.block import Block, Floats, Ints
 from attnviz.stats.sums import Accumulator, ratio
 
 PLACES = 16
@@ -24,16 +23,10 @@ class Sinks(Accumulator):
     """
 
     def update(self, block: Block) -> None:
-        k = np.arange(PLACES)
-        place = block.keys.starts[:, None] + k  # B K
-        there = (place >= 0) & (place < block.weights.shape[3])
-        place = np.where(there, place, 0)
-        there &= np.take_along_axis(block.keys.real, place, 1)
+        place, later, n = block.once("sinks", lambda: _later(block))
         weights = _columns(block, place)  # B H R K
-        later = (block.queries.positions[:, :, None] >= k) & there[:, None]  # B R K
         received = np.einsum("bhrk,brk->hk", weights, later)  # rows that do not count are zeros
         self._add("received", block, received)
-        n = np.einsum("bhr,brk->hk", block.counts.astype(np.float64), later)
         self._add("rows", block, np.broadcast_to(n, received.shape))
 
     def alpha(self) -> Floats:
@@ -51,7 +44,21 @@ class Sinks(Accumulator):
         return {"sink": alpha[..., 0], "strongest": strongest, "strongest_at": where}
 
 
-def _columns(block: Block, place: npt.NDArray[np.int64]) -> Floats:
+def _later(block: Block) -> tuple[Ints, Floats, Floats]:
+    """The places of the keys `[B K]`, which rows are not before them `[B R K]`, how many `[1|H K]`.
+
+    The rows are 0 or 1, as numbers.
+    """
+    k = np.arange(PLACES)
+    place = block.keys.starts[:, None] + k
+    there = (place >= 0) & (place < block.weights.shape[3])
+    place = np.where(there, place, 0)
+    there &= np.take_along_axis(block.keys.real, place, 1)
+    later = ((block.queries.positions[:, :, None] >= k) & there[:, None]).astype(np.float64)
+    return place, later, np.einsum("bhr,brk->hk", block.counts.astype(np.float64), later)
+
+
+def _columns(block: Block, place: Ints) -> Floats:
     """`[B H R K]`: the weights on keys at `place` `[B K]`; without a copy where texts agree."""
     first = place[0]
     if (place == first).all() and first[-1] - first[0] == PLACES - 1:

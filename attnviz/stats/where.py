@@ -6,7 +6,7 @@ from typing import Self
 
 import numpy as np
 
-from attnviz.stats.block import Block, Bools, Floats
+from attnviz.stats.block import Block, Bools, Floats, Ints
 from attnviz.stats.sums import Accumulator, ratio
 from attnviz.stats.words import PUNCTUATION, SEPARATOR, SPECIAL
 
@@ -15,6 +15,9 @@ WINDOW = 5
 
 FIRST_TOKENS = 4
 """The attention sinks that Xiao et al. 2023 keep (section 3.2)."""
+
+MOST_CELLS = 2**14
+"""Cells whose weights are picked out at a time: a text of one token has as many as its map."""
 
 
 class Where(Accumulator):
@@ -68,61 +71,109 @@ class Where(Accumulator):
 
     def _columns(self, block: Block) -> None:
         """Kinds of keys, whatever the query: each key's sum over the rows is enough."""
-        keys = block.keys
-        separator, at = keys.is_kind(SEPARATOR), keys.positions
-        fixed = _fixed(block)
-        kinds = {
-            "first": (at == 0) & keys.real,
-            "first_tokens": (at < self.first) & keys.real,
-            "separator": separator,
-            "punctuation": keys.is_kind(PUNCTUATION),
-            "special": keys.is_kind(SPECIAL),
-            "fixed": fixed,
-            "loose": ~fixed & keys.real & _in_segments(block),
-        }
-        received = block.exact.sum(2)  # B H Tk
-        for name, kind in kinds.items():
-            self._add(name, block, np.einsum("bhk,bk->h", received, kind))
-        closing = block.counts & block.queries.is_kind(SEPARATOR)[:, None]
-        b, r = np.nonzero(closing.any(1))
-        of_separators = block.exact[b, :, r] * separator[b][:, None]  # few rows, H, Tk
-        self._add("separator_from_separator", block, of_separators.sum((0, 2)))
-        n = np.broadcast_to(closing.sum((0, 2), dtype=np.float64), (block.n_heads,))
-        self._add("separator_rows", block, n)
+        kinds = block.once(f"columns {self.first}", lambda: _column_masks(block, self.first))
+        received = np.ones(block.exact.shape[2]) @ block.exact  # B H Tk
+        sums = (received @ kinds).sum(0)  # H F
+        for i, name in enumerate(COLUMNS):
+            self._add(name, block, sums[:, i])
+        from_separators = block.once("from separators", lambda: _from_separators(block))
+        self._add("separator_from_separator", block, _sum_of(block, from_separators))
+        self._add("separator_rows", block, block.once("closing", lambda: _closing_rows(block)))
 
     def _diagonals(self, block: Block) -> None:
         """The keys at the query's own position, and one before and after it."""
-        steps = np.array(list(DIAGONALS.values()))
-        at = block.queries.positions[:, :, None] + steps  # B R 3: positions of keys
-        place = at + block.keys.starts[:, None, None]
-        inside = (place >= 0) & (place < block.weights.shape[3])
-        place = np.where(inside, place, 0)
-        inside &= np.take_along_axis(block.keys.real[:, None], place, 2)
-        weights = np.take_along_axis(block.exact, place[:, None], 3)  # B H R 3
-        sums = np.einsum("bhrd,brd->dh", weights, inside)
-        for name, values in zip(DIAGONALS, sums, strict=True):
-            self._add(name, block, values)
+        cells = block.once("diagonals", lambda: _diagonal_cells(block))
+        for name, own in zip(DIAGONALS, cells, strict=True):
+            self._add(name, block, _sum_of(block, own))
 
     def _pairs(self, block: Block) -> None:
-        """What depends on both, as one product with masks over all cells."""
-        masks = block.once(f"pairs {self.window}", lambda: _pair_masks(block, self.window))
+        """What depends on both: products with masks over all cells."""
+        same = block.once("same token", lambda: _same_token_cells(block))
+        self._add("same_token", block, _sum_of(block, same))
         batch, heads = block.weights.shape[:2]
-        sums = (block.exact.reshape(batch, heads, -1) @ masks.mT).sum(0)  # H F
-        for i, name in enumerate(PAIRS[: sums.shape[1]]):
-            self._add(name, block, sums[:, i])
-        if sums.shape[1] == len(PAIRS):
-            sums_evenly = block.once("evenly", lambda: _evenly(block, masks[:, -1]))
+        weights = block.exact.reshape(batch, heads, -1)
+        apart, near = _distances(block, self.window)
+        for name, mask in (("distance", apart), ("near", near)):  # both at once take longer
+            self._add(name, block, (weights @ mask).sum((0, 2)))
+        own = block.once("own segment", lambda: _own_segment(block))
+        if own is not None:
+            self._add("segment", block, (weights @ own).sum((0, 2)))
+            sums_evenly = block.once("evenly", lambda: _evenly(block, own))
             for name, values in zip(("segment_evenly", "loose_evenly"), sums_evenly, strict=True):
                 self._add(name, block, np.broadcast_to(values, (block.n_heads,)))
 
 
 DIAGONALS = {"previous": -1, "self": 0, "next": 1}
-PAIRS = ("same_token", "distance", "near", "segment")
+COLUMNS = ("first", "first_tokens", "separator", "punctuation", "special", "fixed", "loose")
 PLAIN = (
     *("self", "previous", "next", "first", "first_tokens", "separator", "punctuation", "special"),
     *("same_token", "distance", "near", "fixed"),
 )
 """Measures that are means over all rows."""
+
+
+Cells = tuple[Ints, Ints, Ints]
+"""Texts, rows and keys: few cells among all."""
+
+
+def _sum_of(block: Block, cells: Cells) -> Floats:
+    """`[H]`: the weight in all of `cells`, a part after the other."""
+    sums = np.zeros(block.n_heads)
+    for at in range(0, len(cells[0]), MOST_CELLS):
+        b, r, k = (place[at : at + MOST_CELLS] for place in cells)
+        sums += block.exact[b, :, r, k].sum(0)
+    return sums
+
+
+def _column_masks(block: Block, first: int) -> Floats:
+    """`[B Tk F]`: which keys are of the kinds `COLUMNS`."""
+    keys, fixed = block.keys, _fixed(block)
+    kinds = (
+        (keys.positions == 0) & keys.real,
+        (keys.positions < first) & keys.real,
+        keys.is_kind(SEPARATOR),
+        keys.is_kind(PUNCTUATION),
+        keys.is_kind(SPECIAL),
+        fixed,
+        ~fixed & keys.real & _in_segments(block),
+    )
+    return np.stack(kinds, axis=-1).astype(np.float64)
+
+
+def _from_separators(block: Block) -> Cells:
+    """From separators to separators."""
+    at, to = block.queries.is_kind(SEPARATOR), block.keys.is_kind(SEPARATOR)
+    b, r, k = np.nonzero(at[:, :, None] & to[:, None])
+    return b, r, k
+
+
+def _closing_rows(block: Block) -> Floats:
+    """`[1|H]`: how many rows that count are separators."""
+    closing = block.counts & block.queries.is_kind(SEPARATOR)[:, None]
+    return np.asarray(closing.sum((0, 2), dtype=np.float64))
+
+
+def _diagonal_cells(block: Block) -> list[Cells]:
+    """For each of `DIAGONALS`, the cells at that distance from the query's own position."""
+    own = block.queries.positions + block.keys.starts[:, None]  # B R: places of keys
+    found = []
+    for step in DIAGONALS.values():
+        place = own + step
+        inside = (place >= 0) & (place < block.weights.shape[3]) & block.queries.real
+        inside &= np.take_along_axis(block.keys.real, np.where(inside, place, 0), 1)
+        b, r = np.nonzero(inside)
+        found.append((b, r, place[b, r]))
+    return found
+
+
+def _same_token_cells(block: Block) -> Cells:
+    """Where the query's own token stands again."""
+    queries, keys = block.queries, block.keys
+    elsewhere = queries.positions[:, :, None] != keys.positions[:, None]  # B R Tk
+    elsewhere &= queries.ids[:, :, None] == keys.ids[:, None]
+    elsewhere &= queries.real[:, :, None] & keys.real[:, None]
+    b, r, k = np.nonzero(elsewhere)
+    return b, r, k
 
 
 def _fixed(block: Block) -> Bools:
@@ -156,23 +207,29 @@ def _evenly(block: Block, within: Floats) -> tuple[Floats, Floats]:
     return sums[0], sums[1]
 
 
-def _pair_masks(block: Block, window: int) -> Floats:
-    """`[B F R·Tk]`: what a cell adds to each of `PAIRS`; the last only where there are segments."""
-    queries, keys = block.queries, block.keys
-    ahead = keys.positions[:, None] - queries.positions[:, :, None]  # B R Tk
-    apart = np.abs(ahead)
-    masks = [
-        (queries.ids[:, :, None] == keys.ids[:, None]) & (ahead != 0),
-        apart,
-        apart <= window,
-    ]
+def _distances(block: Block, window: int) -> tuple[Floats, Floats]:
+    """`[B|1 R·Tk 1]`: |i - j| of each cell, and whether it is within `window`, as numbers.
+
+    Texts that begin at the same place share them, which are read for every layer.
+    """
+    first = block.queries.positions[:, 0] - block.keys.positions[:, 0]  # B
+    shared = bool((first == first[0]).all())
+    some = slice(0, 1) if shared else slice(None)
+    key = ("apart", window, *block.weights.shape[2:], first[0] if shared else block.place)
+    kept: tuple[Floats, Floats] | None = block.texts.kept.get(key)
+    if kept is None:
+        queries, keys = block.queries.positions[some], block.keys.positions[some]
+        apart = np.abs(keys[:, None] - queries[:, :, None]).reshape(len(keys), -1, 1)
+        made = apart.astype(np.float64), (apart <= window).astype(np.float64)
+        kept = block.texts.keep(key, made)
+    return kept
+
+
+def _own_segment(block: Block) -> Floats | None:
+    """`[B R·Tk 1]`: keys of the query's own segment that are not fixed; None without segments."""
     several = _in_segments(block)
-    if several.any():
-        own = queries.segments[:, :, None] == keys.segments[:, None]
-        masks.append(own & (~_fixed(block) & several)[:, None])
-    stacked = np.empty((len(ahead), len(masks), *ahead.shape[1:]))
-    for i, mask in enumerate(masks):
-        stacked[:, i] = mask
-    if not keys.real.all():
-        stacked *= keys.real[:, None, None]
-    return stacked.reshape(len(ahead), len(masks), -1)
+    if not several.any():
+        return None
+    own = block.queries.segments[:, :, None] == block.keys.segments[:, None]
+    own &= (~_fixed(block) & block.keys.real & several)[:, None]
+    return np.asarray(own.reshape(len(own), -1, 1).astype(np.float64))
