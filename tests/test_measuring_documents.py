@@ -57,8 +57,8 @@ def test_a_packed_file_that_breaks_off(here: Path, pack: object) -> None:
     (here / f"a.{suffix}").write_bytes(whole[: len(whole) // 2] + b"\xff" * 40 + whole[-9:])
     (here / "b.txt").write_text("after\n")
     *_, bad, last = read(here / f"a.{suffix}", here / "b.txt")
-    if isinstance(bad, Bad):  # what was unpacked until there is kept
-        assert "cannot be unpacked" in bad.why
+    assert isinstance(bad, Bad)
+    assert bad.why.startswith("cannot be unpacked: ")
     assert last == Document(last.number, "b.txt, line 1", "after")
 
 
@@ -223,3 +223,45 @@ def test_batches_have_like_lengths() -> None:
     alone = list(batches([ready(9), ready(8), ready(3), ready(2)], longest=5))
     assert [[len(each) for each in batch] for batch in alone] == [[9], [8], [3, 2]]
     assert list(batches([])) == []
+
+
+LINES = "".join(f"{i * 7919} 猫\n" for i in range(20_000))
+
+
+def test_zstd_of_several_frames_is_one_file(tmp_path: Path) -> None:
+    path = tmp_path / "a.txt.zst"
+    packed = zstandard.compress(LINES.encode())
+    path.write_bytes(packed + packed)
+    assert contents(read(path)) == LINES.splitlines() * 2
+
+
+def test_a_zstd_file_that_is_cut_off_is_not_taken_for_whole(tmp_path: Path) -> None:
+    path = tmp_path / "a.txt.zst"
+    packed = zstandard.compress(LINES.encode())
+    path.write_bytes(packed[: len(packed) * 2 // 3])
+    *documents, last = read(path)
+    known = LINES.splitlines()[: len(documents)]
+    assert contents(documents) == known
+    assert 0 < len(known) < 20_000
+    name = f"{path}, after line {len(known)}"
+    assert last == Bad(len(known), name, "cannot be unpacked: the file ends within a frame")
+
+
+@pytest.mark.parametrize("encoding", ["utf-16", "utf-16-be", "utf-32", "utf-7"])
+def test_encodings_whose_line_end_is_another_byte(encoding: str, tmp_path: Path) -> None:
+    path = tmp_path / "a.txt"
+    text = "上 mat\u010a end\n\n" + LINES  # U+010A has the byte 0x0A within
+    path.write_bytes(text.encode(encoding))
+    expected = [line for line in text.split("\n") if line]
+    assert contents(read(path, encoding=encoding)) == expected
+
+
+def test_a_file_that_is_not_of_its_encoding_ends_where_that_shows(tmp_path: Path) -> None:
+    path = tmp_path / "a.txt"
+    path.write_bytes("one\ntwo\n".encode("utf-16")[:-1])
+    *documents, last = read(path, encoding="utf-16")
+    assert contents(documents) == ["one"]
+    why = "cannot be read: it is not utf-16: "
+    assert isinstance(last, Bad)
+    assert last.name == f"{path}, after line 1"
+    assert last.why.startswith(why)

@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 import glob
-import gzip
-import io
 import json
-import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import IO, Any, BinaryIO
+from typing import Any, BinaryIO
 
 from attnviz.errors import ConfigError, InputError, printable, why_unreadable
+from attnviz.measuring.unpacking import PACKED, UNREADABLE, as_utf8, has_byte_lines, unpacked
 
 LONGEST_LINE = 2**26
 """Bytes of a line. A file without line ends is no corpus, and would fill the memory."""
 
-PACKED = (".gz", ".zst")
 USUAL_FIELDS = ("tokens", "text")
 
 
@@ -157,14 +154,16 @@ def _lines(
     packed = suffixes[-1] if suffixes and suffixes[-1] in PACKED else ""
     bare = suffixes[:-1] if packed else suffixes
     is_json = is_gold or bool(bare and bare[-1] in (".jsonl", ".ndjson", ".json"))
-    stream = _unpacked(raw, packed, shown)
+    stream = unpacked(raw, path, shown)
+    if not has_byte_lines(encoding):
+        stream, encoding = as_utf8(stream, encoding), "utf-8"
     number = 0
     while True:
         try:
             line = stream.readline(LONGEST_LINE)
-        except (OSError, EOFError, zlib.error, _zstd_error()) as error:
-            name = f"{shown}, after line {number}"
-            yield Bad(0, name, f"cannot be unpacked: {printable(error)}"), raw.tell()
+        except UNREADABLE as error:
+            name, what = f"{shown}, after line {number}", "unpacked" if packed else "read"
+            yield Bad(0, name, f"cannot be {what}: {printable(error)}"), raw.tell()
             return
         if not line:
             return
@@ -192,29 +191,6 @@ def _lines(
         except (ValueError, RecursionError) as error:
             found = Bad(0, name, f"is no JSON: {printable(error)}")
         yield found, raw.tell()
-
-
-def _unpacked(raw: BinaryIO, packed: str, shown: str) -> IO[bytes]:
-    if packed == ".gz":
-        return io.BufferedReader(gzip.GzipFile(fileobj=raw))
-    if packed == ".zst":
-        try:
-            import zstandard
-        except ModuleNotFoundError:
-            raise ConfigError(
-                f"{shown} is packed with zstd, which pip install 'attnviz[corpus]' reads"
-            ) from None
-        return io.BufferedReader(zstandard.ZstdDecompressor().stream_reader(raw))
-    return raw
-
-
-def _zstd_error() -> type[Exception]:
-    try:
-        from zstandard import ZstdError
-    except ModuleNotFoundError:
-        return EOFError
-    kind: type[Exception] = ZstdError
-    return kind
 
 
 def _parquet(path: Path, shown: str, field: str | None) -> Iterator[tuple[Document | Bad, int]]:
