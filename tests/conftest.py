@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -13,6 +14,12 @@ from hypothesis import settings
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page
+
+# Tests that are run in the background would hand on that these are ignored, and none could end
+# the programs that they start.
+for _ended_by in (signal.SIGINT, signal.SIGHUP):
+    if signal.getsignal(_ended_by) is signal.SIG_IGN:
+        signal.signal(_ended_by, signal.SIG_DFL)
 
 # A slow machine must not fail a test, so no deadline; in CI the same examples every time.
 settings.register_profile("local", deadline=None, max_examples=50)

@@ -103,7 +103,6 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 UNREAD = {
     "--help": 0,
     "run --help": 0,  # typer's console ends the program by itself where nobody reads
-    "--show-completion bash": 0,
     "run x --d-model 16 --n-heads 2 --show --force -o maps": 0,
     "shapes --len 9 --expand": 0,
     "shapes --len 9 --json": 0,
