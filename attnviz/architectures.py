@@ -153,6 +153,8 @@ def read_architecture(path: Path) -> Architecture:
     """
     where = path / "config.json" if path.is_dir() else path
     shown = printable(where)
+    if where.suffix == ".gguf":
+        raise InputError(f"{shown} has no config.json in it; run --model reads .gguf files")
     try:
         with where.open("rb") as file:
             content = file.read(LARGEST_FILE + 1)

@@ -502,8 +502,8 @@ def _linear_sum_assignment() -> Callable[[Array], tuple[npt.NDArray[np.int64], .
         from scipy.optimize import linear_sum_assignment
     except ImportError:
         raise ConfigError(
-            "--match needs SciPy, which is not installed: pip install scipy; without --match, "
-            "heads are compared by index"
+            "--match needs SciPy, which is not installed: pip install 'attnviz[corpus]'; without "
+            "--match, heads are compared by index"
         ) from None
     return linear_sum_assignment  # type: ignore[no-any-return]
 

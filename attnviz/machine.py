@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-from attnviz.errors import InputError
+from attnviz.errors import ConfigError, InputError
 
 CGROUPS = Path("/sys/fs/cgroup")
 OWN_CGROUPS = Path("/proc/self/cgroup")
@@ -86,3 +86,16 @@ def human_bytes(n: int) -> str:
             break
         size /= 1024
     return f"{size:.3g} {unit}" if size < 999.5 else f"{size:.0f} {unit}"
+
+
+def require_package(package: str, what: str, extra: str) -> None:
+    """Raise `ConfigError` where a package that `what` needs is not installed; nothing is imported.
+
+    `extra` is the one of attnviz that brings it.
+    """
+    from importlib.util import find_spec
+
+    if find_spec(package) is None:
+        raise ConfigError(
+            f"{what} needs {package}, which is not installed: pip install 'attnviz[{extra}]'"
+        )

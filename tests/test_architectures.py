@@ -414,6 +414,8 @@ def test_missing_and_large_files(tmp_path: Path) -> None:
         file.truncate(LARGEST_FILE + 1)
     with pytest.raises(InputError, match="is larger than 16777216 bytes"):
         read_architecture(path)
+    with pytest.raises(InputError, match=r"m.gguf has no config.json in it; run --model reads"):
+        read_architecture(tmp_path / "m.gguf")
 
 
 def test_qwen_and_gemma_rules_without_a_list() -> None:

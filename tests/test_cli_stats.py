@@ -362,3 +362,15 @@ def test_json_is_as_its_schema_says(capsys: pytest.CaptureFixture[str], here: Pa
     ):
         jsonschema.validate(found, schema)
     assert set(schema["properties"]) == set(document(capsys, text, *flags))
+
+
+@pytest.mark.parametrize("flag", ["--agreement-out", "--flow"])
+def test_without_scipy_its_pictures_are_refused_first(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, here: Path, flag: str
+) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    assert call(["stats", "a b", *SMALL, flag, "x.png"]) == 2
+    assert capsys.readouterr().err == (
+        f"attnviz: {flag} needs scipy, which is not installed: pip install 'attnviz[corpus]'\n"
+    )
+    assert list(here.iterdir()) == []

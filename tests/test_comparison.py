@@ -182,8 +182,8 @@ def test_match_without_scipy_says_so(monkeypatch):
     with pytest.raises(ConfigError) as caught:
         compare(a, a, match=True)
     assert str(caught.value) == (
-        "--match needs SciPy, which is not installed: pip install scipy; without --match, heads "
-        "are compared by index"
+        "--match needs SciPy, which is not installed: pip install 'attnviz[corpus]'; without "
+        "--match, heads are compared by index"
     )
 
 

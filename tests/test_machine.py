@@ -11,8 +11,8 @@ import psutil
 import pytest
 
 from attnviz.config import AttentionConfig
-from attnviz.errors import InputError
-from attnviz.machine import free_memory, human_bytes, require_memory
+from attnviz.errors import ConfigError, InputError
+from attnviz.machine import free_memory, human_bytes, require_memory, require_package
 from attnviz.sources.from_config import require_run_memory
 
 MACHINE = 1000
@@ -193,3 +193,15 @@ def test_the_estimate_is_not_below_the_peak(sizes: str) -> None:
     slack = 4 << 20  # the allocator's own pages
     assert 30 << 20 < peak <= needed + slack
     assert needed < 2 * peak  # nor is it far above: what fits must not be refused
+
+
+def test_a_package_that_is_there_is_enough() -> None:
+    require_package("json", "--x", "corpus")
+
+
+def test_a_package_that_is_not_installed_names_its_extra() -> None:
+    with pytest.raises(ConfigError) as caught:
+        require_package("no_such_package", "--x", "corpus")
+    assert str(caught.value) == (
+        "--x needs no_such_package, which is not installed: pip install 'attnviz[corpus]'"
+    )

@@ -11,6 +11,7 @@ import typer
 from attnviz.cli.options import INPUT, OUTPUT, FlagGroup, flag, optional
 from attnviz.config import check_size, choice
 from attnviz.errors import ConfigError, OutputError, printable
+from attnviz.machine import require_package
 
 MEASURES, WORK = "Measures", "Work"
 TABLES, DRAWN = (".json", ".csv", ".parquet", ".html"), (".png", ".svg", ".pdf")
@@ -230,9 +231,12 @@ class ReportFlags(FlagGroup):
             _suffix("-o", given, (*TABLES, *DRAWN))
         if self.agreement_out is not None:
             _suffix("--agreement-out", self.agreement_out, DRAWN)
+            require_package("scipy", "--agreement-out", "corpus")
         for name, value in (("--rollout", self.rollout), ("--flow", self.flow)):
             if value is not None:
                 _suffix(name, value, MAPS)
+        if self.flow is not None:
+            require_package("scipy", "--flow", "corpus")
         if self.top < 0:
             raise ConfigError(f"--top is {self.top}; it must be 0 or more")
         if self.as_json and self.quiet:

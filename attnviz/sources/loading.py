@@ -210,7 +210,7 @@ def _transformers() -> Any:
     try:
         import transformers
     except ImportError:
-        raise AttnvizError(
+        raise ConfigError(
             f"--model needs transformers, which is not installed: {INSTALL}"
         ) from None
     return transformers
@@ -273,7 +273,7 @@ def _require_package(name: str, does: str) -> None:
     from importlib.util import find_spec
 
     if find_spec(name) is None:
-        raise AttnvizError(f"--model: {name}, which {does}, is not installed: {INSTALL}")
+        raise ConfigError(f"--model: {name}, which {does}, is not installed: {INSTALL}")
 
 
 def _kind(transformers: Any, config: Any, generates: bool, shown: str) -> Any:
