@@ -27,7 +27,7 @@ COMMANDS = {
     "explain": (["explain", SENTENCE], 1.0),
     "render a saved run, all pictures": (["render", "a.npz", "--force", "-q"], 1.15),
     "check a saved run": (["check", "a.npz"], 1.0),
-    "compare two saved runs": (["compare", "a.npz", "b.npz"], 1.0),
+    "compare two saved runs": (["compare", "a.npz", "b.npz"], 0.3),
     "stats of a text, no model": (["stats", SENTENCE], 1.0),
     "run --help": (["run", "--help"], 0.15),  # rich lays out over seventy flags
     "--help": (["--help"], 0.12),
