@@ -47,6 +47,8 @@ class Checkpoint:
                 stream.flush()
                 os.fsync(stream.fileno())
             beside.replace(self.path)
+        except OSError as error:  # a full disk names no file
+            raise OSError(error.errno, error.strerror, os.fspath(self.path)) from None
         finally:
             beside.unlink(missing_ok=True)
 
