@@ -185,10 +185,9 @@ class Model:
 
     def _forward(self, ids: npt.NDArray[np.int64], real: npt.NDArray[np.bool_]) -> Any:
         network, device = self._loaded.network, self._loaded.device
-        given: dict[str, Any] = {
-            "input_ids": torch.from_numpy(ids).to(device),
-            "attention_mask": torch.from_numpy(real.astype(np.int64)).to(device),
-        }
+        given: dict[str, Any] = {"input_ids": torch.from_numpy(ids).to(device)}
+        if not real.all():  # a mask of nothing costs a pass over each layer's scores all the same
+            given["attention_mask"] = torch.from_numpy(real.astype(np.int64)).to(device)
         with torch.inference_mode(), blaming(self._loaded, "this text"):
             if self._of_two:
                 return network.get_encoder()(**given)
