@@ -327,9 +327,11 @@ def test_a_weight_that_is_no_number_spoils_its_head_alone() -> None:
     spared[1, 2] = False
     for name, values in measured(blocks_of([tokens], [maps])).result().items():
         np.testing.assert_array_equal(values[spared], clean[name][spared], err_msg=name)
-        if name not in ("offset", "at_offset", "entropy_first", "first", "sink"):
-            assert np.isnan(values[1, 2]) or name.startswith(("separator", "strongest", "prefix",
-                "duplicate", "previous", "next", "same", "punctuation", "special", "first"))  # fmt: skip
+        # what is picked out of the map, not multiplied with it, may miss the one cell
+        picked = ("separator", "strongest", "prefix", "duplicate", "previous", "next", "same")
+        picked += ("punctuation", "special", "first")
+        if name not in ("offset", "at_offset", "entropy_first", "sink"):
+            assert np.isnan(values[1, 2]) or name.startswith(picked)
     assert np.isnan(measured(blocks_of([tokens], [maps])).result()["rank"][1, 2])
 
 
