@@ -125,7 +125,7 @@ def test_all_special(capsys: pytest.CaptureFixture[str], here: Path) -> None:
 def test_long_texts_have_no_words(capsys: pytest.CaptureFixture[str]) -> None:
     flags = ["--d-model", "8", "--n-heads", "2", "--words", "--pool", "4"]
     assert call(["run", "a b c d e f g", *flags]) == 2
-    assert capsys.readouterr().err.startswith("attnviz: --words needs whole maps; ")
+    assert capsys.readouterr().err.startswith("attnviz: --words goes with whole maps, and ")
 
 
 def test_prompt_and_answer_are_apart(models: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -124,7 +124,10 @@ def test_symmetric_and_at_most_one_bit(seed, share, dtype):
         assert one.bits == other.bits
         assert 0 <= one.bits <= 1
         assert one.largest.difference == -other.largest.difference
-        assert (one.bits == 0) == (one.difference == 0 or one.bits < 1e-30)
+        if one.difference == 0:
+            assert one.bits == 0
+        if one.bits == 0:  # rows are divided by their sums, which can hide a last binary digit
+            assert one.difference < 1e-15
 
 
 @settings(max_examples=25, deadline=None)

@@ -11,7 +11,7 @@ import pytest
 import zstandard
 from pyarrow import parquet
 
-from attnviz.errors import InputError
+from attnviz.errors import InputError, printable
 from attnviz.measuring import documents
 from attnviz.measuring.batches import Shard, batches, shards
 from attnviz.measuring.documents import Bad, Corpus, Document, find_files
@@ -243,7 +243,7 @@ def test_a_zstd_file_that_is_cut_off_is_not_taken_for_whole(tmp_path: Path) -> N
     known = LINES.splitlines()[: len(documents)]
     assert contents(documents) == known
     assert 0 < len(known) < 20_000
-    name = f"{path}, after line {len(known)}"
+    name = f"{printable(path)}, after line {len(known)}"
     assert last == Bad(len(known), name, "cannot be unpacked: the file ends within a frame")
 
 
@@ -263,5 +263,5 @@ def test_a_file_that_is_not_of_its_encoding_ends_where_that_shows(tmp_path: Path
     assert contents(documents) == ["one"]
     why = "cannot be read: it is not utf-16: "
     assert isinstance(last, Bad)
-    assert last.name == f"{path}, after line 1"
+    assert last.name == f"{printable(path)}, after line 1"
     assert last.why.startswith(why)
