@@ -167,6 +167,7 @@ def _add_up(
         if parts_of_pixels:
             total = powers.sum(0)
             sums[at] += total
+            moments.total += total
             torch.maximum(peaks[at], powers.amax(0), out=peaks[at])
         else:
             whole, rest = divmod(stop - start, cells)
@@ -176,11 +177,13 @@ def _add_up(
             if rest:
                 sums[at + whole] = powers[whole * cells :].sum(0)
                 peaks[at + whole] = powers[whole * cells :].amax(0)
-            total = sums[at : at + whole + (rest > 0)].sum(0)
-        moments.total += total
+            if plan.statistics:
+                total = sums[at : at + whole + (rest > 0)].sum(0)
         if plan.statistics:
             moments.scores += scores.mul_(powers).sum(0)
             moments.distance += _distances(rows, start, powers, total, scratch.ramp)
+    if not parts_of_pixels:
+        torch.sum(sums, 0, dtype=torch.float64, out=moments.total)
     return moments
 
 

@@ -136,8 +136,10 @@ class Head:
             self._forbid(tile, places, rows, fill)
         else:  # only at the edges of what they may see
             low, high = (min(max(place, start), stop) - start for place in rows.all_see)
-            self._forbid(tile[:low], places[:low], rows, fill)
-            self._forbid(tile[high:], places[high:], rows, fill)
+            if low:
+                self._forbid(tile[:low], places[:low], rows, fill)
+            if high < stop - start:
+                self._forbid(tile[high:], places[high:], rows, fill)
         return tile
 
     def scores_at(self, rows: Rows, places: Tensor) -> Tensor:
