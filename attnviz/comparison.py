@@ -17,6 +17,7 @@ import numpy.typing as npt
 
 from attnviz.divergence import jensen_shannon
 from attnviz.errors import ConfigError, InputError, printable
+from attnviz.npy import as_numpy
 from attnviz.result import AttentionResult
 
 BLOCK = 2**20
@@ -251,23 +252,15 @@ def _numbered(array: npt.ArrayLike) -> AttentionResult:
 
 def _with_all_axes(array: npt.ArrayLike) -> npt.NDArray[Any]:
     if isinstance(array, (list, tuple)):  # a layer each, as transformers gives them
-        weights = np.stack([_numbers(layer) for layer in array])
+        weights = np.stack([as_numpy(layer) for layer in array])
     else:
-        weights = _numbers(array)
+        weights = as_numpy(array)
     if not 2 <= weights.ndim <= 5:
         raise InputError(
             f"an array has {weights.ndim} axes, shape {list(weights.shape)}; [Tq Tk] to "
             "[L B H Tq Tk] are expected"
         )
     return weights.reshape((1,) * (5 - weights.ndim) + weights.shape)
-
-
-def _numbers(array: Any) -> npt.NDArray[Any]:
-    """An array, or a tensor of torch wherever it is; bfloat16, which NumPy lacks, as float32."""
-    if hasattr(array, "detach"):
-        array = array.detach().cpu()
-        array = array.float() if str(array.dtype) == "torch.bfloat16" else array
-    return np.asarray(array)
 
 
 def check_alike(

@@ -56,6 +56,15 @@ LOCAL_HEADER = struct.Struct("<4s22xHH")
 """What stands before a member of a zip archive: a mark, and the lengths of its name and extras."""
 
 
+def as_numpy(given: Any) -> Array:
+    """What NumPy, torch (on any device), JAX or a list holds; torch's bfloat16 becomes float32,
+    exactly."""
+    if hasattr(given, "detach"):
+        given = given.detach().cpu()
+        given = given.float() if str(given.dtype) == "torch.bfloat16" else given
+    return np.asarray(given)
+
+
 def read_npy(path: Path) -> Array:
     """The array of a `.npy` file. Raises `InputError` for anything else, `OSError` as it comes."""
     with path.open("rb") as stream:

@@ -11,6 +11,7 @@ import numpy.typing as npt
 from attnviz.batch import PAD_SIDES, Batch, after_cache, make_batch
 from attnviz.checks.subject import Bfloat16, Mask, Subject, Told
 from attnviz.errors import InputError, printable
+from attnviz.npy import as_numpy
 from attnviz.result import AttentionResult
 
 Array = npt.NDArray[Any]
@@ -129,13 +130,8 @@ def _layers_of(weights: Any, axes: str | None) -> list[Array]:
 
 def as_array(given: Any) -> Array:
     """What NumPy, torch, JAX or a list holds, as NumPy; bfloat16 becomes float32, exactly."""
-    if hasattr(given, "detach"):
-        given = given.detach().cpu()
-        if "bfloat16" in str(given.dtype):
-            given = given.float()
-        return np.asarray(given.numpy())
     try:
-        array = np.asarray(given)
+        array = as_numpy(given)
     except ValueError:  # rows of several lengths
         raise InputError("an even list of numbers is expected; rows differ in length") from None
     return Bfloat16(array)[:] if is_bfloat16(array) else array

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from attnviz.config import AttentionConfig
+from attnviz.errors import printable
 from attnviz.render.tokens import shorten, visible
 
 if TYPE_CHECKING:
@@ -72,6 +73,14 @@ def trained_facts(name: str, layout: str, place: str, n_layers: int) -> list[Fac
     return facts
 
 
+NO_MASK = "none: every query may look at every key"
+
+
+def mask_names(names: Sequence[str]) -> Fact:
+    """The masks by name, where their cells are not counted."""
+    return ("masks", ", ".join(map(printable, names)) or NO_MASK)
+
+
 def mask_facts(
     names: Sequence[str], allowed: npt.NDArray[np.bool_] | None, queries: Batch, keys: Batch
 ) -> list[Fact]:
@@ -80,7 +89,7 @@ def mask_facts(
     `allowed` is bool `[B 1|H Tq Tk]`. Cells of padding are not counted: no other mask decides them.
     """
     if allowed is None:
-        return [("masks", "none: every query may look at every key")]
+        return [("masks", NO_MASK)]
     real = queries.valid[:, :, None] & keys.valid[:, None, :]  # B Tq Tk
     cells = int(real.sum()) * allowed.shape[1]
     forbidden = int((~allowed & real[:, None]).sum())

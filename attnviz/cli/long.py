@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from attnviz.cli.console import remark, result
-from attnviz.cli.facts import Fact, print_facts, token_facts
+from attnviz.cli.facts import Fact, mask_names, print_facts, token_facts
 from attnviz.cli.files import PAGES, Staging
 from attnviz.cli.options import LongFlags, LookFlags, OutputFlags, WindowFlags
 from attnviz.cli.outputs import Outputs, Plans
@@ -191,8 +191,7 @@ def _run_window(
     console = make_console()
     for notice in (*text.notices, *done.notices, *dict.fromkeys(outputs.notices)):
         remark(notice)
-    masks = ", ".join(map(printable, drawn.masks)) or "none: every query may look at every key"
-    _report(source, done, [("masks", masks), *part_facts(drawn)], console, trace)
+    _report(source, done, [mask_names(drawn.masks), *part_facts(drawn)], console, trace)
     outputs.print_maps(drawn, console, output.show)
 
 
@@ -219,10 +218,9 @@ def pooled_facts(pooled: PooledResult, why: str) -> list[Fact]:
     rows, keys = pooled.cells
     pixels = f"{pooled.mean.shape[3]} × {pooled.mean.shape[4]} pixels"
     size = f"{pooled.n_queries:,} × {pooled.n_keys:,} weights"
-    masks = ", ".join(map(printable, pooled.masks)) or "none: every query may look at every key"
     exact = "means, largest weights and each row's numbers are of every weight; none is left out"
     return [
-        ("masks", masks),
+        mask_names(pooled.masks),
         ("pooled", why or "a saved long run"),
         ("", f"{size} a head as {pixels} of {rows} × {keys}; {exact}"),
     ]
@@ -324,8 +322,7 @@ def _render_part(
     console = make_console()
     for notice in dict.fromkeys(outputs.notices):
         remark(notice)
-    masks = ", ".join(map(printable, drawn.masks)) or "none: every query may look at every key"
-    print_facts(console, [*_origin(pooled), ("masks", masks), *part_facts(drawn)])
+    print_facts(console, [*_origin(pooled), mask_names(drawn.masks), *part_facts(drawn)])
     outputs.print_maps(drawn, console, output.show)
 
 

@@ -382,10 +382,6 @@ class Paper:
         return Text(("-" if self.ascii_only else "─") * width, "dim")
 
 
-def _has(steps: Sequence[Step], name: str) -> bool:
-    return any(step.name == name for step in steps)
-
-
 def _size_pieces(sizes: Mapping[str, int], words: Mapping[str, str], paper: Paper) -> list[Text]:
     """`H 8 heads` for each axis, its name in its colour."""
     return [
