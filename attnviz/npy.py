@@ -8,6 +8,7 @@ looked at. bfloat16, which NumPy lacks, stays as two bytes a number, dtype `BFLO
 
 from __future__ import annotations
 
+import errno
 import json
 import mmap
 import struct
@@ -156,8 +157,12 @@ def _archive(path: Path) -> Iterator[tuple[BinaryIO, zipfile.ZipFile]]:
     try:
         with path.open("rb") as file, zipfile.ZipFile(file) as archive:
             yield file, archive
-    except (InputError, OSError):
+    except InputError:
         raise
+    except OSError as error:
+        if error.errno != errno.EINVAL:
+            raise
+        raise InputError("is a damaged archive: it names a place before its own begin") from None
     except zipfile.BadZipFile as error:
         raise InputError(f"is no .npz archive, or a damaged one: {printable(error)}") from None
     except Exception as error:  # a password, an unknown or broken compression: many kinds

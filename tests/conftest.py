@@ -24,7 +24,7 @@ for _ended_by in (signal.SIGINT, signal.SIGHUP):
 # A slow machine must not fail a test, so no deadline; in CI the same examples every time.
 settings.register_profile("local", deadline=None, max_examples=50)
 settings.register_profile("ci", deadline=None, max_examples=100, derandomize=True)
-settings.load_profile("ci" if os.environ.get("CI") else "local")
+settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "local"))
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 from safetensors.numpy import save_file
@@ -188,6 +188,7 @@ def test_a_mapped_archive_that_ends_early(tmp_path: Path, monkeypatch: pytest.Mo
         read_npz(path, at_most=2)
 
 
+@example(b"\x87", 508)  # a place before the begin
 @given(st.binary(max_size=200), st.integers(0, 700))
 def test_any_bytes_in_a_mapped_archive_give_arrays_or_one_line(
     folder: Path, noise: bytes, place: int
