@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import builtins
 import json
+import sys
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -820,25 +820,24 @@ def test_memory_that_runs_out_while_loading(folder: Path, monkeypatch: pytest.Mo
 
 def test_libraries_that_are_not_installed(monkeypatch: pytest.MonkeyPatch, here: Path) -> None:
     Path("x.gguf").write_bytes(b"GGUF")
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: name != "gguf" or None)
     with pytest.raises(AttnvizError) as error:
         load_model("x.gguf")
     assert str(error.value) == (
-        "--model: gguf, which reads .gguf files, is not installed: pip install 'attnviz[models]'"
+        "--model x.gguf needs gguf, which is not installed: pip install 'attnviz[models]'"
     )
-    usual = builtins.__import__
-
-    def without(name: str, *rest: Any) -> Any:
-        if name == "transformers":
-            raise ImportError(name)
-        return usual(name, *rest)
-
-    monkeypatch.setattr(builtins, "__import__", without)
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(AttnvizError) as error:
         load_model("x")
     assert str(error.value) == (
         "--model needs transformers, which is not installed: pip install 'attnviz[models]'"
     )
+    monkeypatch.undo()
+    monkeypatch.setitem(sys.modules, "transformers", None)
+    with pytest.raises(AttnvizError) as error:
+        load_model("x")
+    assert str(error.value).startswith("transformers cannot be imported: import of transformers ")
+    assert error.value.exit_code == 1
 
 
 def test_the_libraries_speak_again_afterwards() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
 import threading
 import time
 from collections.abc import Iterator, Sequence
@@ -24,7 +25,8 @@ from attnviz.measuring.checkpoint import Checkpoint, _ranges
 from attnviz.measuring.documents import Bad, Corpus, Document
 from attnviz.measuring.drive import drive
 from attnviz.measuring.layers import Layers, Reading, open_layer
-from attnviz.measuring.source import Ready, Take, describe
+from attnviz.measuring.opening import describe
+from attnviz.measuring.source import Ready, Take
 from attnviz.measuring.tally import MOST_NAMED, Part, SpoiledError, Tally, measure_shard, measured
 from attnviz.stats.measures import DEFAULT, Options
 
@@ -72,7 +74,7 @@ def test_any_cut_into_shards_and_batches_and_any_threads(source: Layers, here: P
     ready = [source.ready(d) for d, _ in corpus.documents() if isinstance(d, Document)]
     for most in (1, 100, 10**6):
         made = batches(ready, most_tokens=most)
-        assert_same(Part(measured(source, made, OPTIONS), whole.tally), whole)
+        assert_same(Part(measured(source, made, OPTIONS), whole.tally, whole.facts), whole)
     before = torch.get_num_threads()
     try:
         for threads in (1, 3):
@@ -95,7 +97,9 @@ def test_bad_documents_are_counted_and_named(source: Layers, here: Path) -> None
     rows = part.measures.state()["where/rows"]
     assert (rows == part.tally.tokens).all()
     good = [found for found, _ in both.documents() if found.number not in (4, 17, 30)]
-    assert_same(Part(drive(source, [Shard(0, tuple(good))], OPTIONS).measures, part.tally), part)
+    assert_same(
+        Part(drive(source, [Shard(0, tuple(good))], OPTIONS).measures, part.tally, part.facts), part
+    )
     with pytest.raises(SpoiledError) as error:
         drive(source, cut(corpus, 8), OPTIONS, strict=True)
     assert str(error.value).startswith("a.jsonl, line 5 is no JSON: ")
@@ -146,7 +150,7 @@ def test_what_was_stopped_ends_at_the_same_figures(
                 stopping(after), cut(corpus, 8), OPTIONS,
                 checkpoint=checkpoint, resume=after != 3, every=every,
             )  # fmt: skip
-        _, part = checkpoint.load(1, 3, OPTIONS)
+        _, part = checkpoint.load(OPTIONS)
         assert part.tally.documents == documents
     told: list[int] = []
     part = drive(
@@ -165,26 +169,26 @@ def test_a_checkpoint_of_something_else(source: Layers, here: Path) -> None:
     drive(source, cut(corpus, 8), OPTIONS, checkpoint=Checkpoint(here / "c.npz", "one"))
     other = Checkpoint(here / "c.npz", "other")
     with pytest.raises(InputError) as error:
-        other.load(1, 3, OPTIONS)
+        other.load(OPTIONS)
     assert str(error.value) == (
         "c.npz is of other documents, another model or other measures: it can only be gone on from "
         "with the same; --force begins anew"
     )
     (here / "d.npz").write_text("no")
     np.savez(here / "e.npz", a=np.zeros(2))
-    facts = {"format": "attnviz.stats.checkpoint", "version": 2}
+    facts = {"format": "attnviz.stats.checkpoint", "version": 3}
     np.savez(here / "f.npz", facts=np.array(json.dumps(facts)))
     np.savez(here / "g.npz", facts=np.array('{"format": "x"}'))
     wrong = {
         "d.npz": r"^d\.npz is no \.npz archive, or a damaged one: File is not a zip file$",
         "e.npz": r"^e\.npz is no checkpoint: 'facts'$",
-        "f.npz": r"^f\.npz has version 2; this attnviz reads 1$",
+        "f.npz": r"^f\.npz has version 3; this attnviz reads 2$",
         "g.npz": r"^g\.npz is no checkpoint: it has another format$",
         "gone.npz": r"^gone\.npz: no such file or directory$",
     }
     for name, message in wrong.items():
         with pytest.raises(InputError, match=message):
-            Checkpoint(here / name, "one").load(1, 3, OPTIONS)
+            Checkpoint(here / name, "one").load(OPTIONS)
 
 
 def test_a_checkpoint_that_cannot_be_written_leaves_the_old_one(
@@ -247,22 +251,20 @@ def test_ray_gives_the_figures_of_one_machine(
     told: list[Any] = []
     checkpoint = Checkpoint(here / "c.npz", "what")
     found = drive_on_ray(
-        OPENING, source, corpus, OPTIONS, workers=2, checkpoint=checkpoint, tell=told.append
+        OPENING, corpus, OPTIONS, workers=2, checkpoint=checkpoint, tell=told.append
     )
     assert_same(found, whole)
     assert told[-1].documents == 898
-    done, kept = checkpoint.load(1, 3, OPTIONS)
+    done, kept = checkpoint.load(OPTIONS)
     assert done == {0, 1, 2, 3}
     assert_same(kept, found, close=0)
     # some shards are done: only the others run, and the sums are those of all
     first, *_ = shards(corpus.documents())
     checkpoint.save({0}, measure_shard(source, first, OPTIONS))
-    resumed = drive_on_ray(
-        OPENING, source, corpus, OPTIONS, workers=2, checkpoint=checkpoint, resume=True
-    )
+    resumed = drive_on_ray(OPENING, corpus, OPTIONS, workers=2, checkpoint=checkpoint, resume=True)
     assert_same(resumed, whole)
     with pytest.raises(SpoiledError, match=r"a\.jsonl, line 6 is no JSON"):
-        drive_on_ray(OPENING, source, corpus, OPTIONS, workers=2, strict=True)
+        drive_on_ray(OPENING, corpus, OPTIONS, workers=2, strict=True)
 
 
 def slow_opening(folder: Path) -> Slow:
@@ -311,7 +313,7 @@ def test_a_worker_that_is_killed_loses_and_doubles_nothing(source: Layers, here:
 
     killer = threading.Thread(target=kill_one, daemon=True)
     killer.start()
-    found = drive_on_ray(partial(slow_opening, folder), source, corpus, OPTIONS, workers=2)
+    found = drive_on_ray(partial(slow_opening, folder), corpus, OPTIONS, workers=2)
     killer.join(timeout=60)
     assert len(killed) == 1
     workers = {mark.name for mark in folder.glob("pid-*")}
@@ -330,10 +332,31 @@ def test_an_address_where_no_ray_is(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(ray, "is_initialized", lambda: False)
     monkeypatch.setattr(ray, "init", nobody)
-    for address, shown in (("10.0.0.9:6379", "--address 10.0.0.9:6379"), (None, "a local Ray")):
+    for address, told in (
+        ("auto", "--address auto: no Ray answers: nobody\\nthere; without --address one is begun"),
+        (None, "Ray does not begin here: nobody\\nthere"),
+    ):
         with pytest.raises(ConfigError) as error:
             cluster._begin(address, 2)
-        assert str(error.value) == f"{shown}: no Ray answers: nobody\\nthere"
+        assert str(error.value) == told
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_port_where_nobody_listens_is_said_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    import ray
+
+    from attnviz.measuring.cluster import ray_at
+
+    monkeypatch.setattr(ray, "is_initialized", lambda: False)
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))  # and not listened at
+        port = taken.getsockname()[1]
+        for address in (f"127.0.0.1:{port}", f"ray://127.0.0.1:{port}"):
+            before = signal.getsignal(signal.SIGTERM)
+            refused = pytest.raises(ConfigError, match="no Ray answers: Connection refused")
+            with refused, ray_at(address):
+                pass
+            assert signal.getsignal(signal.SIGTERM) is before
 
 
 def test_documents_survive_the_way_to_a_worker() -> None:

@@ -18,7 +18,8 @@ from attnviz.masks import causal
 from attnviz.measuring import layers as layers_module
 from attnviz.measuring.documents import Document
 from attnviz.measuring.layers import Layers, Reading, open_layer, open_weights_file
-from attnviz.measuring.models import Model, open_model
+from attnviz.measuring.models import Model
+from attnviz.measuring.opening import open_model
 from attnviz.measuring.probing import probe_induction
 from attnviz.measuring.rolling import layer_means, rolled
 from attnviz.measuring.saved import Saved

@@ -23,13 +23,13 @@ from attnviz.cli.options import (
     SourceFlags,
 )
 from attnviz.cli.stats_flags import CorpusFlags
-from attnviz.config import DTYPES
+from attnviz.config import DEVICES, DTYPES
 from attnviz.errors import ConfigError, InputError
 from attnviz.machine import require_memory
 from attnviz.measuring.documents import Corpus, Document, find_files
 
 if TYPE_CHECKING:
-    from attnviz.measuring.source import Opening
+    from attnviz.measuring.opening import Opening
 
 
 def make_corpus(flags: CorpusFlags, seed: int, scratch: Path) -> Corpus:
@@ -74,7 +74,7 @@ def make_corpus(flags: CorpusFlags, seed: int, scratch: Path) -> Corpus:
 
 def fingerprint(corpus: Corpus | None, opening: Any, options: Any) -> str:
     """What a checkpoint belongs to: the documents, the source, the measures."""
-    from attnviz.measuring.source import describe
+    from attnviz.measuring.opening import describe
 
     if corpus is None:  # saved runs, which the opening names
         runs = [(path.stat().st_size, path.stat().st_mtime_ns) for path in opening.args[0]]
@@ -172,19 +172,21 @@ def _of_model(
 ) -> Opening:
     from attnviz.cli.model_source import require_alone
     from attnviz.config import choice
-    from attnviz.measuring.models import open_model
-    from attnviz.sources.loading import choose_device
+    from attnviz.measuring.opening import open_model
+    from attnviz.sources.locating import locate
 
     require_alone(InputFlags(tokenizer=flags.tokenizer), layer, masking, weights)
     choice("--dtype", layer.dtype, tuple(DTYPES))
+    choice("--device", layer.device, ("auto", *DEVICES))
     assert model.model is not None
+    locate(model.model)  # says at once where there is none
     return partial(
         open_model,
         model.model,
         attention=model.attention,
         max_len=model.max_len,
         dtype=layer.dtype,
-        device=choose_device(layer.device),
+        device=layer.device,
         generates=generates,
         revision=model.revision,
         trust_remote_code=model.trust_remote_code,

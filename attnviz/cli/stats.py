@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Iterator
-from functools import partial
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cache, partial
 from itertools import islice
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -29,9 +30,10 @@ from attnviz.measuring.documents import Bad, Corpus, Document
 
 if TYPE_CHECKING:
     from attnviz.measuring.drive import Progress
+    from attnviz.measuring.opening import Opening
     from attnviz.measuring.probing import Probe
-    from attnviz.measuring.source import Opening, Source
-    from attnviz.measuring.tally import Part, Tally
+    from attnviz.measuring.source import Source
+    from attnviz.measuring.tally import Part
     from attnviz.render.heads_report import HeadReport
     from attnviz.result import AttentionResult
     from attnviz.stats.block import Annotation
@@ -80,7 +82,9 @@ def stats(
             for name, shown in (("rollout", report.rollout), ("flow", report.flow)):
                 if shown is not None:
                     work.stage(name)
-                    writers.append(_rolled(name, Path(shown), done, staging, look, work))
+                    found = _documents(done.source, documents, corpus)
+                    maps = _rolled(name, done.source(), found)
+                    writers.append(_drawn(maps, Path(shown), staging, look, work))
             work.stage("writing")
             staging.write([partial(writer, done.report) for writer in writers])
     with verdict(SOME_BAD if done.part.tally.bad else 0):
@@ -90,13 +94,14 @@ def stats(
 # ── what is measured, and with what ──────────────────────────────────────────────────────────
 
 
+@dataclass(frozen=True)
 class _Done:
-    """What came of the measuring: the figures, and the source where it is still open."""
+    """What came of the measuring; `source` opens what was measured where that is not open yet."""
 
-    def __init__(
-        self, part: Part, report: HeadReport, source: Source, first: Document | None
-    ) -> None:
-        self.part, self.report, self.source, self.first = part, report, source, first
+    part: Part
+    report: HeadReport
+    source: Callable[[], Source]
+    notices: Sequence[str]
 
 
 def _options(corpus: CorpusFlags, measures: MeasureFlags, report: ReportFlags) -> Options:
@@ -160,49 +165,48 @@ def _measure(
         told = fingerprint(documents, opening, options)
         checkpoint = Checkpoint(how.checkpoint, told)
         _require_place(how, report.force)
-    work.stage("opening")
-    source = opening()
-    first: list[Document] = []
-    made = _watched(_documents(source, documents, corpus), first)
     tell = _teller(work, documents)
+    source: Callable[[], Source] = cache(opening)
     try:
         if how.engine == "ray":
-            from attnviz.measuring.cluster import drive_on_ray
+            from attnviz.measuring.cluster import drive_on_ray, ray_at
 
             if documents is None:
                 raise ConfigError("--engine ray runs a model; --saved has its attention")
-            first += [f for f, _ in islice(documents.documents(), 1) if isinstance(f, Document)]
-            part = drive_on_ray(
-                opening, source, documents, options, address=how.address, workers=how.workers,
-                strict=how.strict, checkpoint=checkpoint, resume=how.resume, tell=tell,
-                gpus=gpus,
-            )  # fmt: skip
+            work.stage("opening Ray, and what is measured in its workers")
+            with ray_at(how.address, how.workers):
+                part = drive_on_ray(
+                    opening, documents, options, workers=how.workers, strict=how.strict,
+                    checkpoint=checkpoint, resume=how.resume, tell=tell, gpus=gpus,
+                )  # fmt: skip
         else:
+            work.stage("opening")
+            made = shards(_documents(source, documents, corpus))
             part = drive(
-                source, shards(made), options, strict=how.strict, checkpoint=checkpoint,
+                source(), made, options, strict=how.strict, checkpoint=checkpoint,
                 resume=how.resume, tell=tell,
             )  # fmt: skip
     except BaseException:
         if how.checkpoint is not None and how.checkpoint.exists():
             remark(f"what has been measured is in {printable(how.checkpoint)}; --resume goes on")
         raise
-    if not part.tally.documents:
-        raise InputError(_nothing(part.tally))
+    if part is None or not part.tally.documents:
+        raise InputError(_nothing(part))
     probe = None
     if measures.probe is not None:
         from attnviz.measuring.probing import probe_induction
 
         work.stage("probing with random tokens that repeat")
-        probe = probe_induction(source, 0)
-    made_report = _report(part, source, options, probe, documents)
-    return _Done(part, made_report, source, first[0] if first else None)
+        probe = probe_induction(source(), 0)
+    notices = getattr(source(), "notices", ()) if how.engine == "local" else ()
+    return _Done(part, _report(part, options, probe, documents), source, notices)
 
 
-def _nothing(tally: Tally) -> str:
-    if not tally.bad:
+def _nothing(part: Part | None) -> str:
+    if part is None or not part.tally.bad:
         return "there are no documents: every line is empty"
-    first = tally.named[0]
-    return f"none of {tally.bad:,} documents could be measured: {first.name} {first.why}"
+    first = part.tally.named[0]
+    return f"none of {part.tally.bad:,} documents could be measured: {first.name} {first.why}"
 
 
 def _require_place(how: WorkFlags, force: bool) -> None:
@@ -217,28 +221,16 @@ def _require_place(how: WorkFlags, force: bool) -> None:
 
 
 def _documents(
-    source: Source, documents: Corpus | None, flags: CorpusFlags
+    source: Callable[[], Source], documents: Corpus | None, flags: CorpusFlags
 ) -> Iterator[tuple[Document | Bad, int]]:
+    """What is measured: a corpus, or the saved runs that `source` opens."""
     if documents is not None:
-        yield from documents.documents()
-        return
+        return documents.documents()
     from attnviz.measuring.saved import Saved
 
-    assert isinstance(source, Saved)
-    for i, found in enumerate(source.documents()):
-        if flags.limit is not None and i >= flags.limit:
-            return
-        yield found
-
-
-def _watched(
-    documents: Iterator[tuple[Document | Bad, int]], first: list[Document]
-) -> Iterator[tuple[Document | Bad, int]]:
-    """The same; the first good document is remembered."""
-    for found, position in documents:
-        if not first and isinstance(found, Document):
-            first.append(found)
-        yield found, position
+    saved = source()
+    assert isinstance(saved, Saved)
+    return islice(saved.documents(), flags.limit)
 
 
 def _teller(work: Work, documents: Corpus | None) -> Callable[[Progress], None]:
@@ -257,7 +249,7 @@ def _teller(work: Work, documents: Corpus | None) -> Callable[[Progress], None]:
 
 
 def _report(
-    part: Part, source: Source, options: Options, probe: Probe | None, documents: Corpus | None
+    part: Part, options: Options, probe: Probe | None, documents: Corpus | None
 ) -> HeadReport:
     from attnviz.render.heads_report import HeadReport
     from attnviz.stats.agreement import Agreement
@@ -288,8 +280,8 @@ def _report(
     shares, places = offsets.shares() if isinstance(offsets, Offsets) else (None, None)
     return HeadReport(
         figures,
-        source.layer_numbers,
-        source.name,
+        part.facts.layer_numbers,
+        part.facts.name,
         facts,
         alpha=sinks.alpha() if isinstance(sinks, Sinks) else None,
         offsets=places,
@@ -359,19 +351,29 @@ def _draw_agreement(place: Path, look: LookFlags, made: HeadReport) -> None:
 
 
 def _rolled(
-    name: str, path: Path, done: _Done, staging: Staging, look: LookFlags, work: Work
-) -> Callable[[HeadReport], object]:
-    """A writer of the rollout or flow of the first document."""
-    from attnviz.cli.outputs import Outputs
+    name: str, source: Source, documents: Iterable[tuple[Document | Bad, int]]
+) -> AttentionResult:
+    """The rollout or flow of the first document that can be measured."""
     from attnviz.measuring.rolling import rolled
+
+    how: Any = name
+    for found, _ in documents:
+        if isinstance(found, Document):
+            try:
+                ready = source.ready(found)
+            except InputError:  # it was skipped, and said to be
+                continue
+            return rolled(source, ready, source.tokens(ready), how)
+    raise InputError(f"--{name}: there is no document")
+
+
+def _drawn(
+    maps: AttentionResult, path: Path, staging: Staging, look: LookFlags, work: Work
+) -> Callable[[HeadReport], object]:
+    """A writer of a picture of `maps`, one a layer."""
+    from attnviz.cli.outputs import Outputs
     from attnviz.sources.run import Run
 
-    if done.first is None:
-        raise InputError(f"--{name}: there is no document")
-    ready = done.source.ready(done.first)
-    tokens = done.source.tokens(ready)
-    how: Any = name
-    maps: AttentionResult = rolled(done.source, ready, tokens, how)
     pairs = [(number, 0) for number in maps.layer_numbers]
     outputs = Outputs(staging, look, [0], pairs, (True, False), work)
     outputs.plan(path, kind_of(str(path)))
@@ -388,7 +390,7 @@ def _say(done: _Done, report: ReportFlags, how: WorkFlags) -> None:
     """Figures on standard output, everything else on standard error."""
     tally = done.part.tally
     if not report.quiet:
-        for notice in getattr(done.source, "notices", ()):
+        for notice in done.notices:
             remark(notice)
     if tally.bad:
         for bad in tally.named[:NAMED]:

@@ -13,11 +13,12 @@ import numpy as np
 import numpy.typing as npt
 
 from attnviz.errors import InputError, printable, why_unreadable
+from attnviz.measuring.source import Facts
 from attnviz.measuring.tally import Part, Tally
 from attnviz.npy import read_npz
 from attnviz.stats.measures import Measures, Options
 
-FORMAT, VERSION = "attnviz.stats.checkpoint", 1
+FORMAT, VERSION = "attnviz.stats.checkpoint", 2
 
 
 @dataclass(frozen=True)
@@ -30,19 +31,21 @@ class Checkpoint:
     path: Path
     what: str
 
-    def save(self, shards: Collection[int], part: Part) -> None:
+    def save(self, shards: Collection[int], part: Part | None) -> None:
         """Write beside the file, then put it in its place: a crash leaves the old or the new."""
         facts = {
             "format": FORMAT,
             "version": VERSION,
             "what": self.what,
             "shards": _ranges(shards),
-            "tally": part.tally.as_dict(),
+            "tally": part and part.tally.as_dict(),
+            "source": part and vars(part.facts),
         }
+        sums = {} if part is None else part.measures.state()
         beside = self.path.with_name(f".{self.path.name}.{os.getpid()}")
         try:
             with beside.open("wb") as stream:
-                arrays = {"facts": np.array(json.dumps(facts)), **part.measures.state()}
+                arrays = {"facts": np.array(json.dumps(facts)), **sums}
                 np.savez(stream, allow_pickle=False, **arrays)
                 stream.flush()
                 os.fsync(stream.fileno())
@@ -52,8 +55,8 @@ class Checkpoint:
         finally:
             beside.unlink(missing_ok=True)
 
-    def load(self, n_layers: int, n_heads: int, options: Options) -> tuple[set[int], Part]:
-        """(numbers of the shards that are done, their measures).
+    def load(self, options: Options) -> tuple[set[int], Part | None]:
+        """(numbers of the shards that are done, their measures if there are any).
 
         Raises `InputError` for another's file.
         """
@@ -69,9 +72,14 @@ class Checkpoint:
                     f"{VERSION}"
                 )
             if facts["what"] == self.what:
-                measures = Measures(n_layers, n_heads, options).load(arrays)
+                if facts["source"] is None:
+                    return set(), None
+                source = Facts.from_dict(facts["source"])
+                if source.n_layers * source.n_heads > max(a.size for a in arrays.values()):
+                    raise ValueError("it holds fewer heads than it says")  # before memory is taken
+                measures = Measures(source.n_layers, source.n_heads, options).load(arrays)
                 done = {i for start, stop in facts["shards"] for i in range(start, stop)}
-                return done, Part(measures, Tally.from_dict(facts["tally"]))
+                return done, Part(measures, Tally.from_dict(facts["tally"]), source)
         except InputError:
             raise
         except Exception as error:  # of a file that somebody else wrote, anything can be wrong

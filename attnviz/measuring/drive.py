@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from attnviz.measuring.batches import Shard
 from attnviz.measuring.checkpoint import Checkpoint
 from attnviz.measuring.source import Source
-from attnviz.measuring.tally import Part, empty_part, measure_shard
+from attnviz.measuring.tally import Part, measure_shard
 from attnviz.stats.measures import Options
 
 EVERY = 20.0
@@ -34,7 +34,7 @@ class Keeper:
 
     def __init__(
         self,
-        part: Part,
+        part: Part | None,
         done: set[int],
         checkpoint: Checkpoint | None,
         every: float,
@@ -46,9 +46,9 @@ class Keeper:
 
     def add(self, part: Part, shards: Iterable[int], position: int) -> None:
         """Add what was measured of some shards, each of which comes once."""
-        self.part = self.part.merge(part)
+        self.part = part = part if self.part is None else self.part.merge(part)
         self.done.update(shards)
-        self._tell(Progress(self.part.tally.documents, self.part.tally.tokens, position))
+        self._tell(Progress(part.tally.documents, part.tally.tokens, position))
         if self._checkpoint is not None and time.monotonic() - self._at >= self._every:
             self.save()
 
@@ -64,7 +64,6 @@ class Keeper:
 
 @contextmanager
 def keeping(
-    source: Source,
     options: Options,
     checkpoint: Checkpoint | None,
     resume: bool,
@@ -72,9 +71,9 @@ def keeping(
     every: float,
 ) -> Iterator[Keeper]:
     """A keeper that goes on from the checkpoint when that is wanted, and saves upon any end."""
-    part, done = empty_part(source.n_layers, source.n_heads, options), set[int]()
+    done, part = set[int](), None
     if checkpoint is not None and resume:
-        done, part = checkpoint.load(source.n_layers, source.n_heads, options)
+        done, part = checkpoint.load(options)
     keeper = Keeper(part, done, checkpoint, every, tell)
     try:
         yield keeper
@@ -92,14 +91,14 @@ def drive(
     resume: bool = False,
     tell: Tell = lambda _: None,
     every: float = EVERY,
-) -> Part:
-    """Measure all shards in order, and return their measures together.
+) -> Part | None:
+    """Measure all shards in order, and return their measures together; None where there are none.
 
     With a `checkpoint`, what has been measured is written there every `every` seconds, at the end,
     and when the work is stopped (`KeyboardInterrupt`) or fails; `resume` goes on from it. Sums are
     added in the same order then, so that the figures have the same bits.
     """
-    with keeping(source, options, checkpoint, resume, tell, every) as keeper:
+    with keeping(options, checkpoint, resume, tell, every) as keeper:
         for shard in shards:
             if shard.number not in keeper.done:
                 part = measure_shard(source, shard, options, strict)

@@ -9,41 +9,18 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from attnviz.errors import ConfigError, InputError, printable
+from attnviz.errors import InputError, printable
 from attnviz.measuring.documents import Document
 from attnviz.measuring.layers import annotations_of
 from attnviz.measuring.source import Ready, Take
 from attnviz.sources.capturing import Call, capture
 from attnviz.sources.from_pretrained import learned_positions
-from attnviz.sources.loading import LoadedModel, blaming, load_model, outline_model
+from attnviz.sources.loading import LoadedModel, blaming
 from attnviz.sources.run import as_array
 from attnviz.sources.towers import choose_tower, layer_numbers, n_heads
 from attnviz.stats.block import Block, Texts, make_side
 from attnviz.stats.induction import TOKENS, repeated
 from attnviz.stats.words import SEPARATOR, SPECIAL, kind_of
-
-
-def open_model(
-    source: str,
-    *,
-    attention: str | None = None,
-    max_len: int | None = None,
-    dtype: str = "float32",
-    device: str = "cpu",
-    generates: bool = False,
-    **how: Any,
-) -> Model:
-    """Load a model; `how` are further arguments of `outline_model`.
-
-    `generates` asks for the language head, which `losses` wants; a model without one has no losses.
-    """
-    try:
-        outline = outline_model(source, generates=generates, **how)
-    except ConfigError:
-        if not generates:
-            raise
-        outline = outline_model(source, **how)
-    return Model(load_model(outline, dtype=dtype, device=device), attention, max_len)
 
 
 class Model:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -80,10 +80,25 @@ class Source(Protocol):
         ...
 
 
-Opening = Callable[[], Source]
-"""Opens a source. It can be pickled, so that another process or machine opens its own."""
+@dataclass(frozen=True)
+class Facts:
+    """What is said of a source where it is not open: its name, its layers' numbers, its heads."""
 
+    name: str
+    layer_numbers: tuple[int, ...]
+    n_heads: int
 
-def describe(opening: Any) -> str:
-    """What tells one source from another, for a checkpoint: the arguments of its opening."""
-    return repr((opening.func.__qualname__, opening.args, sorted(opening.keywords.items())))
+    @classmethod
+    def of(cls, source: Source) -> Facts:
+        """Those of an open source."""
+        return cls(source.name, source.layer_numbers, source.n_heads)
+
+    @classmethod
+    def from_dict(cls, value: Mapping[str, Any]) -> Facts:
+        """What `vars` gave, after a way through JSON."""
+        numbers = tuple(int(number) for number in value["layer_numbers"])
+        return cls(str(value["name"]), numbers, int(value["n_heads"]))
+
+    @property
+    def n_layers(self) -> int:
+        return len(self.layer_numbers)

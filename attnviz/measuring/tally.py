@@ -10,7 +10,7 @@ from typing import Any
 from attnviz.errors import InputError
 from attnviz.measuring.batches import Shard, batches
 from attnviz.measuring.documents import Bad
-from attnviz.measuring.source import Ready, Source
+from attnviz.measuring.source import Facts, Ready, Source
 from attnviz.stats.block import Block
 from attnviz.stats.measures import Measures, Options, merge_all
 
@@ -53,14 +53,16 @@ class Tally:
 
 @dataclass(frozen=True, eq=False)
 class Part:
-    """Measures of some shards, and their tally."""
+    """Measures of some shards, their tally, and whose they are."""
 
     measures: Measures
     tally: Tally
+    facts: Facts
 
     def merge(self, other: Part) -> Part:
-        """Both together; neither is changed."""
-        return Part(self.measures.merge(other.measures), self.tally.merge(other.tally))
+        """Both together, of one source; neither is changed."""
+        measures, tally = self.measures.merge(other.measures), self.tally.merge(other.tally)
+        return Part(measures, tally, self.facts)
 
 
 class SpoiledError(InputError):
@@ -91,7 +93,7 @@ def measure_shard(source: Source, shard: Shard, options: Options, strict: bool =
         len(bad),
         tuple(bad[:MOST_NAMED]),
     )
-    return Part(measures, tally)
+    return Part(measures, tally, Facts.of(source))
 
 
 def measured(source: Source, made: Iterable[Sequence[Ready]], options: Options) -> Measures:
@@ -115,8 +117,3 @@ def measured(source: Source, made: Iterable[Sequence[Ready]], options: Options) 
         for batch in made:
             source.attend(batch, take)
     return merge_all(crew)
-
-
-def empty_part(n_layers: int, n_heads: int, options: Options) -> Part:
-    """Nothing measured yet."""
-    return Part(Measures(n_layers, n_heads, options), Tally())

@@ -7,11 +7,10 @@ pickle are read by transformers with `weights_only`.
 
 from __future__ import annotations
 
-import os
 import re
 import warnings
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import cache, partial
 from importlib import import_module
@@ -22,14 +21,11 @@ from typing import Any
 import torch
 from torch import nn
 
-from attnviz.config import DTYPES, choice
+from attnviz.config import DEVICES, DTYPES, choice
 from attnviz.errors import AttnvizError, ConfigError, InputError, printable
-from attnviz.machine import human_bytes, require_memory
+from attnviz.machine import human_bytes, require_memory, require_package
 from attnviz.sources.attention_modules import Place, places
-
-INSTALL = "pip install 'attnviz[models]'"
-
-DEVICES = ("auto", "cpu", "cuda", "mps")
+from attnviz.sources.locating import locate, name_of
 
 HEADS = re.compile(r"pooler|head|classifier|logit|projection|position_ids|score")
 """Parameters that no attention needs: a checkpoint may be without them."""
@@ -109,7 +105,7 @@ def outline_model(
     """
     transformers = _transformers()
     shown = printable(source)
-    where, options = _where(str(source))
+    where, options = locate(str(source))
     options |= {"trust_remote_code": trust_remote_code}  # left out, transformers would ask
     if revision is not None:
         if "local" in where:
@@ -120,15 +116,15 @@ def outline_model(
     if "name" in where and not _hub_answers():
         options["local_files_only"] = True  # the cache may have it
     place = where.get("local", where.get("name"))
-    patches = _parsed_once(options)
-    with _understood(shown, trust_remote_code), quiet(), _patched("gguf", patches):
+    patches = _gguf_patches(options)
+    with _understood(shown, trust_remote_code), quiet(), _patched(patches):
         config = transformers.AutoConfig.from_pretrained(place, **options)
         kind = _kind(transformers, config, generates, shown)
         with torch.device("meta"):
             network = kind.from_config(config, trust_remote_code=trust_remote_code)
     origin = {"place": place, "options": options, "kind": kind, "patches": patches}
     origin["spare"] = SPARE if generates else HEADS
-    return Outline(shown, _name(str(source), options), config, network, origin)
+    return Outline(shown, name_of(str(source), options), config, network, origin)
 
 
 def load_model(
@@ -159,7 +155,7 @@ def load_model(
     place, options, kind = (outline.origin[name] for name in ("place", "options", "kind"))
     if progress is not None:
         progress(f"loading {outline.source}, {human_bytes(needed)}")
-    patched = partial(_patched, "gguf", outline.origin["patches"])
+    patched = partial(_patched, outline.origin["patches"])
     with _understood(outline.source, options["trust_remote_code"]), quiet(), patched():
         network, report = kind.from_pretrained(
             place,
@@ -181,7 +177,7 @@ def load_model(
 
 def choose_device(device: str) -> str:
     """`auto` is the first of cuda, mps and cpu that is there. Raises `ConfigError` otherwise."""
-    choice("--device", device, DEVICES)
+    choice("--device", device, ("auto", *DEVICES))
     if device != "auto":
         from attnviz.sources.from_config import require_device
 
@@ -207,45 +203,11 @@ def blaming(loaded: LoadedModel, what: str) -> Iterator[None]:
 
 
 def _transformers() -> Any:
+    require_package("transformers", "--model", "models")
     try:
-        import transformers
-    except ImportError:
-        raise ConfigError(
-            f"--model needs transformers, which is not installed: {INSTALL}"
-        ) from None
-    return transformers
-
-
-def _where(source: str) -> tuple[dict[str, str], dict[str, Any]]:
-    """`{"local": folder}` or `{"name": …}`, and the options that go with it."""
-    path = Path(source).expanduser()
-    shown = printable(source)
-    if path.is_dir():
-        if not (path / "config.json").is_file():
-            files = sorted(path.glob("*.gguf"))
-            if len(files) == 1:
-                return _where(str(files[0]))
-            hint = f"name one of its files: {printable(files[0].name)}, say" if files else ""
-            hint = (
-                hint or "a folder made by save_pretrained, or a snapshot from the hub, is expected"
-            )
-            raise InputError(f"--model {shown}: there is no config.json in that folder; {hint}")
-        return {"local": str(path)}, {}
-    if path.suffix.lower() == ".gguf":
-        if not path.is_file():
-            raise InputError(f"--model {shown}: there is no such file")
-        for package in ("gguf", "accelerate"):
-            _require_package(package, "reads .gguf files")
-        return {"local": str(path.parent)}, {"gguf_file": path.name}
-    if path.is_file():
-        raise InputError(
-            f"--model {shown} is a file; a model's folder, a .gguf file or a name on the hub is "
-            "expected (--weights reads the parameters of single layers)"
-        )
-    named = re.fullmatch(r"[\w.-]+(/[\w.-]+)?", source, re.ASCII)
-    if not named or source.startswith((".", "~", os.sep)):
-        raise InputError(f"--model {shown}: there is no such folder")
-    return {"name": source}, {}
+        return import_module("transformers")
+    except ImportError as error:  # it does not fit what else is installed
+        raise AttnvizError(f"transformers cannot be imported: {printable(error, 200)}") from None
 
 
 def _hub_answers() -> bool:
@@ -259,21 +221,6 @@ def _hub_answers() -> bool:
     except Exception:  # of the client's library, or that it is told to be offline
         return False
     return True
-
-
-def _name(source: str, options: Mapping[str, Any]) -> str:
-    """The name of a model in titles and saved runs: no path of this machine."""
-    if "gguf_file" in options:
-        return printable(Path(options["gguf_file"]).stem)
-    path = Path(source).expanduser()
-    return printable((path.name or path.resolve().name) if path.is_dir() else source)
-
-
-def _require_package(name: str, does: str) -> None:
-    from importlib.util import find_spec
-
-    if find_spec(name) is None:
-        raise ConfigError(f"--model: {name}, which {does}, is not installed: {INSTALL}")
 
 
 def _kind(transformers: Any, config: Any, generates: bool, shown: str) -> Any:
@@ -369,7 +316,6 @@ def quiet() -> Iterator[None]:
     """transformers and the hub's client without progress bars and warnings, for a while."""
     # by name: what these libraries say of their types differs from version to version
     hub: Any = import_module("huggingface_hub.utils")
-    reader: Any = import_module("transformers.modeling_gguf_pytorch_utils")
     logs: Any = import_module("transformers.utils.logging")
     verbosity, hub_verbosity = logs.get_verbosity(), hub.logging.get_verbosity()
     bars, hub_bars = logs.is_progress_bar_enabled(), not hub.are_progress_bars_disabled()
@@ -377,10 +323,8 @@ def quiet() -> Iterator[None]:
     hub.logging.set_verbosity(CRITICAL)
     logs.disable_progress_bar()
     hub.disable_progress_bars()
-    # this one bar does not ask whether bars are wanted
-    silent = {"tqdm": partial(reader.tqdm, disable=True)}
     try:
-        with _patched(reader.__name__, silent), warnings.catch_warnings():
+        with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             yield
     finally:
@@ -392,30 +336,32 @@ def quiet() -> Iterator[None]:
             hub.enable_progress_bars()
 
 
-def _parsed_once(options: Mapping[str, Any]) -> dict[str, Any]:
-    """For a .gguf file: functions of the package gguf that remember what they gave.
+def _gguf_patches(options: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """For a .gguf file, by module: functions that remember what they gave, and no bar.
 
     transformers parses the file three times, for configuration, tokenizer and weights, and looks
-    up all tensors' names once for each module: two thirds of the time that loading takes.
+    up all tensors' names once for each module: two thirds of the time that loading takes. Its bar
+    for tensors does not ask whether bars are wanted.
     """
     if "gguf_file" not in options:
         return {}
     gguf: Any = import_module("gguf")
-    return {name: cache(getattr(gguf, name)) for name in ("GGUFReader", "get_tensor_name_map")}
+    reader: Any = import_module("transformers.modeling_gguf_pytorch_utils")
+    return {
+        "gguf": {
+            name: cache(getattr(gguf, name)) for name in ("GGUFReader", "get_tensor_name_map")
+        },
+        reader.__name__: {"tqdm": partial(reader.tqdm, disable=True)},
+    }
 
 
 @contextmanager
-def _patched(module: str, replacements: Mapping[str, Any]) -> Iterator[None]:
-    """Some of a module's functions replaced by others, for a while."""
-    if not replacements:
+def _patched(replacements: Mapping[str, Mapping[str, Any]]) -> Iterator[None]:
+    """Some functions of modules replaced by others, for a while."""
+    with ExitStack() as stack:
+        for module, functions in replacements.items():
+            owner = import_module(module)
+            for name, function in functions.items():
+                stack.callback(setattr, owner, name, getattr(owner, name))
+                setattr(owner, name, function)
         yield
-        return
-    owner = import_module(module)
-    saved = {name: getattr(owner, name) for name in replacements}
-    for name, function in replacements.items():
-        setattr(owner, name, function)
-    try:
-        yield
-    finally:
-        for name, function in saved.items():
-            setattr(owner, name, function)

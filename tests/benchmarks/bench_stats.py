@@ -42,7 +42,7 @@ def against_forward(rounds: int = 5) -> None:
     from real_models import minilm
 
     from attnviz.measuring.documents import Document
-    from attnviz.measuring.models import open_model
+    from attnviz.measuring.opening import open_model
     from attnviz.measuring.source import Ready, Take
     from attnviz.measuring.tally import measured
     from attnviz.stats.block import Block
