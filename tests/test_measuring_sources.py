@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from real_models import minilm, smollm2
+from tiny_models import BERT, GPT2, LLAMA, T5, tiny
 
 from attnviz.attention import Embedding, MultiHeadAttention
 from attnviz.batch import make_batch
@@ -16,6 +17,8 @@ from attnviz.config import AttentionConfig
 from attnviz.errors import ConfigError, InputError
 from attnviz.masks import causal
 from attnviz.measuring import layers as layers_module
+from attnviz.measuring import models as models_module
+from attnviz.measuring import rows as rows_module
 from attnviz.measuring.documents import Document
 from attnviz.measuring.layers import Layers, Reading, open_layer, open_weights_file
 from attnviz.measuring.models import Model
@@ -83,8 +86,9 @@ def test_a_layer_from_flags_is_that_of_run() -> None:
 
 @pytest.mark.parametrize("positions", ["none", "sinusoidal", "rope", "alibi"])
 @pytest.mark.parametrize("heads", [2, 1])
+@pytest.mark.parametrize("together", [2, 1])
 def test_a_long_text_in_blocks_has_the_weights_of_the_whole(
-    positions: str, heads: int, monkeypatch: pytest.MonkeyPatch
+    positions: str, heads: int, together: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sizes = config(positions=positions, n_heads=2, n_kv_heads=heads, d_k=8, d_model=16)
     two = [MultiHeadAttention(sizes), MultiHeadAttention(config(**{**sizes.as_dict(), "seed": 5}))]
@@ -93,13 +97,13 @@ def test_a_long_text_in_blocks_has_the_weights_of_the_whole(
     whole = attended(source, Document(0, "", text(523)))
     assert [block.weights.shape for block in whole] == [(1, 2, 523, 523)] * 2
     monkeypatch.setattr(layers_module, "LONGEST", 500)
+    monkeypatch.setattr(rows_module, "MOST_HELD", 523 * 256 * together)
     parts = attended(source, Document(0, "", text(523)))
-    assert len(parts) == 2 * 2 * 3  # layers, heads, blocks of 256 rows
+    assert len(parts) == 2 * (2 // together) * 3  # layers, heads, blocks of 256 rows
     for part in parts:
         rows = slice(part.start, part.start + part.weights.shape[2])
         one = whole[part.layer]
-        expected = one.weights[:, part.first_head, rows]
-        np.testing.assert_allclose(part.weights[:, 0], expected, atol=1e-12)
+        np.testing.assert_allclose(part.weights, one.weights[:, part.heads, rows], atol=1e-12)
         assert one.allowed is not None
         assert part.allowed is not None
         np.testing.assert_array_equal(part.allowed[:, 0], one.allowed[:, 0, rows])
@@ -287,6 +291,54 @@ def test_documents_that_a_model_cannot_take(encoder: Model) -> None:
     assert str(error.value) == (
         "has 702 tokens, and the model 512 positions; --max-len 512 cuts it"
     )
+
+
+WINDOWED = LLAMA | {"sliding_window": 5}
+FAMILIES = {
+    "BertModel": BERT,
+    "GPT2Model": GPT2,
+    "LlamaModel": LLAMA,
+    "MistralModel": WINDOWED,
+    "Gemma2Model": WINDOWED | {"attn_logit_softcapping": 2.0},
+}
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_long_text_through_a_model_is_made_of_rows(
+    family: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rows_module, "ROWS", 4)
+    monkeypatch.setattr(models_module, "LONGEST", 15)
+    source = Model(tiny(family, **FAMILIES[family]))
+    document = Document(0, "", "the cat sat on the mat because it was tired . a dog ran")
+    assert source.longest == 15
+    parts = attended(source, document)
+    assert source.longest == 15  # it was proved
+    source.longest = None
+    whole = attended(source, document)
+    assert [(part.layer, part.start) for part in parts] == [
+        (layer, start) for layer in (0, 1) for start in range(0, whole[0].weights.shape[2], 4)
+    ]
+    for part in parts:
+        rows, one = slice(part.start, part.start + 4), whole[part.layer]
+        np.testing.assert_allclose(part.weights, one.weights[:, :, rows], atol=1e-6)
+        assert one.allowed is not None
+        np.testing.assert_array_equal(part.allowed, one.allowed[:, :, rows])
+
+
+def test_families_that_are_not_streamed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(models_module, "LONGEST", 5)
+    source = Model(tiny("T5EncoderModel", **T5))  # adds a table to its scores
+    document = Document(0, "", "the cat sat on the mat .")
+    (first, *_) = attended(source, document)
+    assert source.longest is None
+    assert first.is_whole
+    monkeypatch.setattr(models_module, "free_memory", lambda: 1000)
+    with pytest.raises(InputError, match=r"^has 9 tokens, which take .* of memory, since this fam"):
+        source.ready(document)
+    streamed = Model(tiny("LlamaModel", **LLAMA))
+    with pytest.raises(InputError, match=r"^has 9 tokens, which take [^,]* memory, and 0.977 KiB"):
+        streamed.ready(document)
 
 
 def test_a_probe_of_an_encoder_has_no_loss(encoder: Model) -> None:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -18,6 +17,7 @@ from attnviz.config import AttentionConfig
 from attnviz.errors import InputError, printable
 from attnviz.masks import Rule
 from attnviz.measuring.documents import Document
+from attnviz.measuring.rows import LONGEST, head_rows
 from attnviz.measuring.source import Ready, Take
 from attnviz.positions import alibi_slopes
 from attnviz.sources.from_weights import Asked, open_weights
@@ -26,10 +26,7 @@ from attnviz.sources.weight_files import open_weight_file
 from attnviz.stats.block import Annotation, Block, Texts, texts_of_tokens
 from attnviz.stats.induction import TOKENS, repeated
 from attnviz.stats.words import kind_of
-from attnviz.streaming import LongAttention, weight_blocks
-
-LONGEST = 2048
-"""Tokens of a text whose maps are made whole."""
+from attnviz.streaming import LongAttention
 
 
 @dataclass(frozen=True)
@@ -180,33 +177,24 @@ class Layers:
     def _stream(
         self, x: Tensor, at: Tensor, rules: Sequence[Rule], texts: Texts, take: Take
     ) -> None:
-        """One text, one head of a layer after the other, some rows at a time: no map is whole."""
+        """One text, layer by layer: no map is whole."""
         for i, layer in enumerate(self._layers):
             q, k, v = layer.project(x, positions=(at, at))
             v = v.repeat_interleave(self.n_heads // v.shape[1], dim=1)
             context = torch.empty_like(v)
-            for head, rows, weights, allowed in _rows(layer, q, k, rules):
-                take(Block(i, as_array(weights), texts, allowed, rows.start, first_head=head))
-                context[:, head, rows.start : rows.stop] = weights[:, 0] @ v[:, head].to(weights)
+            for heads, rows, weights, allowed in head_rows(_long(layer, q, k, rules)):
+                made, start = as_array(weights), rows.start
+                take(Block(i, made, texts, allowed, start, first_head=heads.start))
+                context[:, heads, rows.start : rows.stop] = weights @ v[:, heads].to(weights)
             x = layer.finish(context, x)
 
 
-def _rows(
-    layer: MultiHeadAttention, q: Tensor, k: Tensor, rules: Sequence[Rule]
-) -> Iterator[tuple[int, range, Tensor, npt.NDArray[np.bool_]]]:
-    """(head, rows, their weights `[1 1 R Tk]`, what was allowed) of a text that is alone."""
+def _long(layer: MultiHeadAttention, q: Tensor, k: Tensor, rules: Sequence[Rule]) -> LongAttention:
+    """What the weights of a layer are made of."""
     config = layer.config
     slopes = alibi_slopes(config.n_heads) if config.positions == "alibi" else None
     scale = None if config.variant.scaled else 1.0
-    long = LongAttention(q, k, rules=tuple(rules), scale=scale, slopes=slopes)
-    zero, keys = torch.zeros(1, 1, 1, 1, dtype=torch.long), torch.arange(k.shape[2])
-    for head in range(config.n_heads):
-        for rows, weights in weight_blocks(long, 0, head):
-            at = torch.arange(rows.start, rows.stop)[:, None]
-            allowed = torch.ones(1, 1, len(rows), len(keys), dtype=torch.bool)
-            for rule in rules:
-                allowed &= rule.allows(zero, zero, at, keys)
-            yield head, rows, weights[None, None], allowed.numpy()
+    return LongAttention(q, k, rules=tuple(rules), scale=scale, slopes=slopes)
 
 
 def annotations_of(batch: Sequence[Ready]) -> Mapping[int, Annotation]:

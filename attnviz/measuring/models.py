@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -10,17 +10,27 @@ import numpy.typing as npt
 import torch
 
 from attnviz.errors import InputError, printable
+from attnviz.machine import free_memory, human_bytes
 from attnviz.measuring.documents import Document
 from attnviz.measuring.layers import annotations_of
+from attnviz.measuring.rows import LONGEST, head_rows
 from attnviz.measuring.source import Ready, Take
 from attnviz.sources.capturing import Call, capture
 from attnviz.sources.from_pretrained import learned_positions
 from attnviz.sources.loading import LoadedModel, blaming
+from attnviz.sources.model_blocks import (
+    PROVED,
+    bytes_of_flow,
+    in_blocks,
+    prove,
+    require_interface,
+)
 from attnviz.sources.run import as_array
 from attnviz.sources.towers import choose_tower, layer_numbers, n_heads
 from attnviz.stats.block import Block, Texts, make_side
 from attnviz.stats.induction import TOKENS, repeated
 from attnviz.stats.words import SEPARATOR, SPECIAL, kind_of
+from attnviz.streaming import LongAttention
 
 
 class Model:
@@ -28,9 +38,10 @@ class Model:
 
     Batches are padded on the right, whatever side the tokenizer prefers: positions then count from
     each text's first token in every family, and nobody looks at padding.
-    """
 
-    longest = None
+    A text of more than `longest` tokens runs alone, and no map of it is whole: weights are made
+    some rows at a time, as for `attnviz run`, where that is proved to give the model's own.
+    """
 
     def __init__(
         self, loaded: LoadedModel, attention: str | None = None, max_len: int | None = None
@@ -51,6 +62,8 @@ class Model:
         self._max_len = max_len
         self.name = f"{_short(loaded.source)}, {self.tower}"
         self._kinds = _kinds(self._tokenizer)
+        self.longest: int | None = LONGEST
+        self._is_proved = False
 
     @property
     def n_layers(self) -> int:
@@ -77,6 +90,8 @@ class Model:
                 f"has {length:,} tokens, and the model {self.limit:,} positions; "
                 f"--max-len {self.limit} cuts it"
             )
+        if len(ids) > LONGEST:
+            self._require_room(len(ids))
         numbers: tuple[int, ...] = ()
         if document.pairs is not None:
             if cut:
@@ -89,6 +104,9 @@ class Model:
         texts = self._texts(batch, ids, lengths)
         real = texts.keys.real
         index = {number: i for i, number in enumerate(self.layer_numbers)}
+        if self.longest is not None and ids.shape[1] > self.longest:
+            self._stream(ids, real, index, texts, take)
+            return
 
         masks: dict[Hashable, tuple[npt.NDArray[np.bool_], Any]] = {}
 
@@ -111,6 +129,52 @@ class Model:
 
         with capture(self._loaded.network, None, (), [self.tower], each=measure):
             self._forward(ids, real)
+
+    def _stream(
+        self,
+        ids: npt.NDArray[np.int64],
+        real: npt.NDArray[np.bool_],
+        index: Mapping[int, int],
+        texts: Texts,
+        take: Take,
+    ) -> None:
+        """One text, layer by layer as it runs: no map is whole."""
+
+        def each(layer: int, attention: LongAttention) -> None:
+            for heads, rows, weights, allowed in head_rows(attention):
+                made, start = as_array(weights), rows.start
+                take(Block(index[layer], made, texts, allowed, start, first_head=heads.start))
+
+        with in_blocks(self._loaded.network, self.tower, each, self.layer_numbers, stop=True):
+            self._forward(ids, real)
+
+    def _require_room(self, n: int) -> None:
+        """Raise `InputError` where a text of `n` tokens, more than `LONGEST`, takes more memory
+        than there is. The first such text tells whether the family can be streamed."""
+        if not self._is_proved:
+            self._is_proved = True
+            try:
+                self._prove()
+            except InputError:
+                self.longest = None
+        needed, free, how = bytes_of_flow(self._loaded, n), free_memory(), ""
+        if self.longest is None:
+            # a layer's scores, masked, as weights, and those that are measured
+            needed += 4 * self.n_heads * n * n * 4
+            how = ", since this family computes its maps whole"
+        if needed > free:
+            raise InputError(
+                f"has {n:,} tokens, which take {human_bytes(needed)} of memory{how}, and "
+                f"{human_bytes(free)} are free; --max-len cuts it"
+            )
+
+    def _prove(self) -> None:
+        require_interface(self._loaded, self.tower)
+        ordinary = np.flatnonzero(self._kinds == 0)
+        rng = np.random.default_rng(0)
+        ids = rng.choice(ordinary, (1, min(PROVED, self.limit or PROVED)))
+        real = np.ones(ids.shape, dtype=np.bool_)
+        prove(self._loaded, self.tower, self.layer_numbers, lambda: self._forward(ids, real))
 
     def tokens(self, ready: Ready) -> tuple[str, ...]:
         return tuple(map(str, self._tokenizer.convert_ids_to_tokens(list(ready.ids))))

@@ -5,7 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
+
+from threadpoolctl import ThreadpoolController
 
 from attnviz.errors import InputError
 from attnviz.measuring.batches import Shard, batches
@@ -96,13 +99,22 @@ def measure_shard(source: Source, shard: Shard, options: Options, strict: bool =
     return Part(measures, tally, Facts.of(source))
 
 
+@cache
+def _own_blas() -> ThreadpoolController:
+    """NumPy's BLAS. Its threads would wait for each other while they spin: on a busy machine, or
+    under a crew's own threads, a product takes a hundred times as long."""
+    every = ThreadpoolController()
+    paths = [each.filepath for each in every.lib_controllers if "numpy" in each.filepath]
+    return every.select(filepath=paths)
+
+
 def measured(source: Source, made: Iterable[Sequence[Ready]], options: Options) -> Measures:
-    """Measure batches, with as many threads as torch has: NumPy alone would use one."""
+    """Measure batches, with as many threads as torch has, each of which does its own products."""
     import torch
 
     n = torch.get_num_threads()
     crew = [Measures(source.n_layers, source.n_heads, options) for _ in range(n)]
-    with ThreadPoolExecutor(n) as pool:
+    with ThreadPoolExecutor(n) as pool, _own_blas().limit(limits=1):
 
         def take(block: Block) -> None:
             crew[0].update_whole(block)

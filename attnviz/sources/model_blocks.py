@@ -67,9 +67,10 @@ def run_model_long(
     numbers = choose_layers(network, tower, wanted.layers)
     queries, others = encoded_texts(loaded, tower, texts, keys, wanted, say)
     source = others if others is not None and tower == "cross" else queries
-    _require_interface(loaded, tower)
+    require_interface(loaded, tower)
     _require_memory(loaded, tower, len(numbers), queries, pooling)
-    _prove(loaded, tower, queries, others, numbers)
+    short = _beginning(queries), None if others is None else _beginning(others)
+    prove(loaded, tower, numbers, lambda: forward(loaded, tower, *short, _nothing))
 
     of_queries = queries.batch(tokens_of(loaded, queries, wanted))
     of_keys = of_queries if source is queries else source.batch(tokens_of(loaded, source, wanted))
@@ -286,7 +287,7 @@ def _output(attention: LongAttention, value: Tensor) -> Tensor:
 # ── before it runs ───────────────────────────────────────────────────────────────────────────
 
 
-def _require_interface(loaded: LoadedModel, tower: str) -> None:
+def require_interface(loaded: LoadedModel, tower: str) -> None:
     """Raise `InputError` where a layer computes attention by lines of its own."""
     for module, place in members(loaded.network, tower).items():
         if place.how != INTERFACE or place.layer is None:
@@ -300,14 +301,11 @@ def _require_memory(
     loaded: LoadedModel, tower: str, n_layers: int, queries: Encoded, pooling: Pooling
 ) -> None:
     """Raise `InputError` where pooled maps and what flows through the model would not fit."""
-    config = loaded.config
-    width = int(getattr(config, "hidden_size", 1024))
-    inner = int(getattr(config, "intermediate_size", 4 * width) or 4 * width)
     tokens = len(queries.ids) * queries.width
-    item = next(iter(loaded.network.parameters())).element_size()
+    width = int(getattr(loaded.config, "hidden_size", 1024))
     maps = n_layers * len(queries.ids) * n_heads(loaded.network, tower)
     require_memory(
-        tokens * (12 * width + 4 * inner) * item
+        bytes_of_flow(loaded, tokens)
         + 2 * pooling.bytes_of_maps(maps, queries.width)
         + (2 * tokens * width * 4 * n_layers if pooling.keep else 0),
         f"a long run of {tokens:,} tokens through {loaded.source}",
@@ -315,20 +313,24 @@ def _require_memory(
     )
 
 
-def _prove(
-    loaded: LoadedModel,
-    tower: str,
-    queries: Encoded,
-    others: Encoded | None,
-    layers: Sequence[int],
+def bytes_of_flow(loaded: LoadedModel, tokens: int) -> int:
+    """Bytes of what flows through a layer of the model for so many tokens, about."""
+    width = int(getattr(loaded.config, "hidden_size", 1024))
+    inner = int(getattr(loaded.config, "intermediate_size", 4 * width) or 4 * width)
+    item = int(next(loaded.network.parameters()).element_size())
+    return tokens * (12 * width + 4 * inner) * item
+
+
+def prove(
+    loaded: LoadedModel, tower: str, layers: Sequence[int], run: Callable[[], object]
 ) -> None:
-    """Raise `InputError` where the blocks give other weights than the family's own arithmetic."""
-    short = _beginning(queries), None if others is None else _beginning(others)
+    """Raise `InputError` where the blocks give other weights than the family's own arithmetic.
+
+    `run` runs the model on a text short enough for whole maps, `PROVED` tokens say; it is called
+    twice.
+    """
     blocks: dict[int, Tensor] = {}
     apart: dict[int, float] = {}
-
-    def quiet(_: str) -> None:
-        pass
 
     def keep(layer: int, attention: LongAttention) -> None:
         rows = range(max(0, attention.queries - PROVED_ROWS), attention.queries)
@@ -345,20 +347,24 @@ def _prove(
 
     only = [tower] if len(tower_names(loaded.network)) > 1 else None
     with torch.no_grad(), in_blocks(loaded.network, tower, keep, layers, stop=True):
-        forward(loaded, tower, *short, quiet)
+        run()
     with (
         torch.no_grad(),
         suppress(_EnoughError),
         capture(loaded.network, layers, towers=only, each=compare),
     ):
-        forward(loaded, tower, *short, quiet)
+        run()
     layer = max(apart, key=lambda layer: (isnan(apart[layer]), apart[layer]))
-    narrow = next(iter(loaded.network.parameters())).element_size() < 4
+    narrow = next(loaded.network.parameters()).element_size() < 4
     if not apart[layer] <= (TOLERANCE_OF_HALVES if narrow else TOLERANCE):
         raise InputError(
             f"{loaded.source} does more than q · k and mask: block by block, {apart[layer]:.1%} of "
             f"the weight of layer {layer} would lie elsewhere; its maps are computed whole only"
         )
+
+
+def _nothing(_: str) -> None:
+    """What is said of a text is said when all of it runs."""
 
 
 def _beginning(encoded: Encoded) -> Encoded:
