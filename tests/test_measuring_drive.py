@@ -18,10 +18,21 @@ import pytest
 import torch
 
 from attnviz.config import AttentionConfig
-from attnviz.errors import ConfigError, InputError
+from attnviz.errors import AttnvizError, ConfigError, InputError
+from attnviz.measuring import cluster
 from attnviz.measuring import tally as tally_module
 from attnviz.measuring.batches import Shard, batches, shards
 from attnviz.measuring.checkpoint import Checkpoint, _ranges
+from attnviz.measuring.cluster import (
+    Worker,
+    _begin,
+    _unpacked,
+    drive_on_ray,
+    merge_rows,
+    packed_shard,
+    ray_at,
+    shard_of,
+)
 from attnviz.measuring.documents import Bad, Corpus, Document
 from attnviz.measuring.drive import drive
 from attnviz.measuring.layers import Layers, Reading, open_layer
@@ -226,8 +237,6 @@ def test_what_tells_sources_apart() -> None:
 
 @pytest.fixture(scope="module")
 def ray_of_two() -> Iterator[None]:
-    from attnviz.measuring.cluster import _begin
-
     assert _begin(None, 2)
     assert not _begin(None, 2)  # it is there
     yield
@@ -244,8 +253,6 @@ OPENING = partial(open_layer, SIZES, WORDS, Reading(causal=True))
 def test_ray_gives_the_figures_of_one_machine(
     source: Layers, here: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from attnviz.measuring.cluster import drive_on_ray
-
     corpus = corpus_of(here.resolve() / "a.jsonl", 900, bad=(5, 700))
     whole = drive(source, shards(corpus.documents()), OPTIONS)
     told: list[Any] = []
@@ -265,6 +272,70 @@ def test_ray_gives_the_figures_of_one_machine(
     assert_same(resumed, whole)
     with pytest.raises(SpoiledError, match=r"a\.jsonl, line 6 is no JSON"):
         drive_on_ray(OPENING, corpus, OPTIONS, workers=2, strict=True)
+    # as with many workers: tasks merge first
+    monkeypatch.setattr(cluster, "FEW", 1)
+    monkeypatch.setattr(cluster, "FAN_IN", 3)
+    told.clear()
+    found = drive_on_ray(OPENING, corpus, OPTIONS, workers=2, tell=told.append)
+    assert_same(found, whole)
+    assert [each.documents for each in told][-1] == 898
+    assert len(told) == 2
+
+
+def failing_opening(text: str) -> Layers:
+    raise InputError(text)
+
+
+class Spoiled(Layers):
+    def attend(self, batch: Sequence[Ready], take: Take) -> None:
+        raise AttnvizError("out of memory")
+
+
+def spoiled_opening() -> Layers:
+    plain = open_layer(SIZES, WORDS, Reading(causal=True))
+    return Spoiled(plain._layers, plain._embedding, WORDS, Reading(causal=True), "")
+
+
+@pytest.mark.usefixtures("ray_of_two")
+@pytest.mark.filterwarnings("ignore")
+def test_what_a_worker_fails_with_is_said_in_its_words(
+    here: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    import sys
+
+    from ray import cloudpickle
+
+    cloudpickle.register_pickle_by_value(sys.modules[__name__])
+    corpus = corpus_of(here.resolve() / "a.jsonl", 3)
+    with pytest.raises(InputError, match=r"^there is no such model$"):
+        drive_on_ray(partial(failing_opening, "there is no such model"), corpus, OPTIONS)
+    with pytest.raises(AttnvizError, match=r"^out of memory$") as error:
+        drive_on_ray(spoiled_opening, corpus, OPTIONS)
+    assert error.value.exit_code == 1
+    assert capfd.readouterr().err == ""
+
+
+def test_signals_wait_for_the_start_of_ray() -> None:
+    came: list[str] = []
+    before = signal.signal(signal.SIGTERM, lambda *_: came.append("ours"))
+    try:
+        with cluster._signals(later=True):
+            signal.raise_signal(signal.SIGTERM)
+            assert came == []
+        assert came == ["ours"]
+        with cluster._signals(later=False):
+            signal.raise_signal(signal.SIGTERM)
+            assert came == ["ours"] * 2
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)  # as Ray would
+        with cluster._signals(later=True):
+            raise SystemExit(15)  # Ray's own answer
+        assert came == ["ours"] * 3
+        with pytest.raises(KeyboardInterrupt), cluster._signals(later=True):
+            signal.raise_signal(signal.SIGINT)
+            came.append("afterwards")
+        assert came[-1] == "afterwards"
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def slow_opening(folder: Path) -> Slow:
@@ -291,8 +362,6 @@ def test_a_worker_that_is_killed_loses_and_doubles_nothing(source: Layers, here:
     import sys
 
     from ray import cloudpickle
-
-    from attnviz.measuring.cluster import drive_on_ray
 
     cloudpickle.register_pickle_by_value(sys.modules[__name__])
     folder = here.resolve()
@@ -325,8 +394,6 @@ def test_a_worker_that_is_killed_loses_and_doubles_nothing(source: Layers, here:
 def test_an_address_where_no_ray_is(monkeypatch: pytest.MonkeyPatch) -> None:
     import ray
 
-    from attnviz.measuring import cluster
-
     def nobody(**_: object) -> None:
         raise ConnectionError("nobody\nthere")
 
@@ -345,8 +412,6 @@ def test_an_address_where_no_ray_is(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_port_where_nobody_listens_is_said_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     import ray
 
-    from attnviz.measuring.cluster import ray_at
-
     monkeypatch.setattr(ray, "is_initialized", lambda: False)
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))  # and not listened at
@@ -360,8 +425,6 @@ def test_a_port_where_nobody_listens_is_said_at_once(monkeypatch: pytest.MonkeyP
 
 
 def test_documents_survive_the_way_to_a_worker() -> None:
-    from attnviz.measuring.cluster import packed_shard, shard_of
-
     found = (
         Document(3, "a", "text 猫"),
         Bad(4, "b", "is bad"),
@@ -390,7 +453,6 @@ def test_the_crew_is_as_large_as_torch_has_threads(
 @pytest.mark.filterwarnings("ignore")
 def test_what_runs_in_the_processes_of_ray(source: Layers, here: Path) -> None:
     """The reading task, the worker and the merging task, called as Ray calls them."""
-    from attnviz.measuring.cluster import Worker, _unpacked, merge_rows
     from attnviz.measuring.ray_reading import ShardSource
 
     corpus = corpus_of(here / "a.jsonl", 600, bad=(300,))
@@ -416,3 +478,14 @@ def test_what_runs_in_the_processes_of_ray(source: Layers, here: Path) -> None:
     part, numbers, position = _unpacked(row, OPTIONS)
     assert (numbers, position) == ([1, 2], corpus.n_bytes)
     assert_same(first.merge(part), whole)
+    failed = Worker(partial(failing_opening, "no"), OPTIONS)(
+        {name: np.array(column, dtype=object) for name, column in tables[0].items()}
+    )
+    torch.set_num_threads(threads)
+    batch = {
+        name: np.array([column[0], failed[name][0]], dtype=object)
+        for name, column in rows[0].items()
+    }
+    merged = merge_rows(batch, OPTIONS)  # what failed goes through
+    with pytest.raises(InputError, match=r"^no$"):
+        _unpacked({name: column[0] for name, column in merged.items()}, OPTIONS)

@@ -37,7 +37,10 @@ from attnviz.measuring.tally import Part, SpoiledError, Tally, measure_shard
 from attnviz.stats.measures import Measures, Options
 
 FAN_IN = 8
-"""Measures that a task merges, and actors from which the driver takes them without one."""
+"""Measures that a task merges."""
+
+FEW = 8
+"""Workers whose measures the driver merges by itself: a task would only cost a process."""
 
 PATIENCE = 10.0
 """Seconds in which a cluster has to answer at all."""
@@ -212,7 +215,7 @@ def _measured(
         num_cpus=1,
         num_gpus=gpus,
     )
-    if n > FAN_IN:
+    if n > FEW:
         measured = measured.map_batches(
             merge_rows, batch_size=FAN_IN, fn_args=(options,), num_cpus=0
         )
