@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from rich.console import Console
 
+from attnviz.render import fonts
 from attnviz.render.console import make_console
 from attnviz.render.heads_files import report_as_json, rows_of, write_csv
 from attnviz.render.heads_page import write_page
@@ -83,8 +84,8 @@ SAID = {
     (1, 1): "layer 1 head 1: looks at the same token elsewhere, 0.55 of its weight",
     (1, 2): "layer 1 head 2: looks at what followed the same token before: prefix-matching score "
     "0.93 on random tokens that repeat",
-    (2, 0): "layer 2 head 0: stays in its own segment, 0.90 of its other weight, where an even "
-    "spread gives 0.50",
+    (2, 0): "layer 2 head 0: stays in its own segment, 0.90 of its weight on ordinary tokens, "
+    "where its distances alone would give 0.50",
     (2, 1): "layer 2 head 1: looks at everything, as if 93 keys shared a row evenly",
     (2, 2): "layer 2 head 2: looks at the next token, 0.80 of its weight",
     (3, 0): "layer 7 head 0: looks at the query's own token, 0.77 of its weight",
@@ -144,11 +145,86 @@ def test_the_table() -> None:
         assert f"{name}: {GLOSSARY[name]}" in whole
 
 
-@pytest.mark.parametrize("columns", [12, 20, 60])
-def test_a_narrow_terminal_folds_the_table(columns: int) -> None:
+@pytest.mark.parametrize("columns", [12, 20])
+def test_a_very_narrow_terminal_folds_the_table(columns: int) -> None:
     lines = printed(report(), columns).splitlines()
     assert max(map(len, lines)) <= columns
     assert "".join(printed(report(), columns).split()).count("entropy2.500") == 11
+
+
+@pytest.mark.parametrize("columns", [33, 60, 80, 102, 103, 200])
+def test_a_table_that_is_too_wide_goes_on_below(columns: int) -> None:
+    """Every cell is there once, in its column, whatever the width."""
+    lines = printed(report(), columns).splitlines()
+    assert max(map(len, lines)) <= columns
+    found: dict[str, list[str]] = {}
+    for i, line in enumerate(lines):
+        if not line.startswith("head  class"):
+            continue
+        ends = [(match[0], match.end()) for match in re.finditer(r"\w+", line[16:])]
+        for name, end in ends:
+            cells = [row[: 16 + end].split()[-1] for row in lines[i + 2 : i + 14]]
+            assert name not in found
+            found[name] = cells
+    names = ["self", "previous", "next", "first", "separator", "same_token", "entropy", "largest",
+             "distance", "sink", "prefix_matching"]  # fmt: skip
+    assert list(found) == names
+    assert found["self"] == ["0.100"] * 9 + ["0.770", "-", "0.100"]
+    assert found["distance"] == ["120.0"] * 10 + ["-", "120.0"]
+    assert found["prefix_matching"][5] == "0.930"
+
+
+@pytest.mark.parametrize(
+    ("figures", "columns"),
+    [(["to_uniform"], ["to_uniform"]), (["offset", "at_offset"], ["offset", "at_offset"])],
+)
+def test_a_table_has_what_was_measured(figures: list[str], columns: list[str]) -> None:
+    made = HeadReport({name: np.zeros((1, 1)) for name in figures}, (0,), "x")
+    assert printed(made).splitlines()[1].split() == ["head", "class", *columns]
+
+
+def test_hostile_labels_are_text_in_the_table() -> None:
+    name = "gold \x1b[31m[/red]\n$x$"
+    figures = {**report().figures, name: np.ones((4, 3))}
+    made = report(figures=figures)
+    for columns in (None, 20, 80):
+        out = printed(made, columns, sort=name)
+        assert "\x1b" not in out
+        assert "\\x1b[31m[/red]\\n$x$" in "".join(out.split())
+    stream = io.StringIO()
+    print_matrix(made, name, make_console(stream, {}))
+    assert stream.getvalue().startswith(
+        "gold \\x1b[31m[/red]\\n$x$: share of the pairs labelled \\x1b[31m[/red]\\n$x$ that the "
+        "head finds\n"
+    )
+
+
+def test_figures_say_the_numbers_that_were_chosen() -> None:
+    facts = {"near": 3, "first_tokens": 1}
+    made = HeadReport({"near": np.zeros((1, 1))}, (0,), "x", facts)
+    assert made.meaning("near") == "share within 3 positions"
+    assert made.meaning("first_tokens") == "share on the first 1 token"
+    assert made.meaning("gold det") == "share of the pairs labelled det that the head finds"
+    assert made.meaning("entropy") == GLOSSARY["entropy"]
+
+
+def test_one_of_a_thing_is_one() -> None:
+    figures = {"entropy": np.zeros((1, 2))}
+    facts = {"rows": 1, "documents": 1, "tokens": 1}
+    out = printed(HeadReport(figures, (0,), "x", facts), top=1).splitlines()
+    assert out[0] == "heads of x: means over 1 query row of 1 document"
+    assert "1 more head; --top 0 shows all" in out
+
+
+def test_an_ascii_terminal_spells_the_sinks() -> None:
+    stream = io.TextIOWrapper(io.BytesIO(), "ascii", errors="strict", newline="\n")
+    print_report(report(), make_console(stream, {"TERM": "dumb"}))
+    print_matrix(report(), "sink", make_console(stream, {"TERM": "dumb"}))
+    stream.flush()
+    out = stream.buffer.getvalue().decode("ascii")  # type: ignore[attr-defined]
+    assert "0.70 of its weight (alpha_0)" in out
+    assert "sink: alpha_0, mean weight" in out
+    assert "U+" not in out
 
 
 def test_the_matrix_in_the_terminal() -> None:
@@ -160,7 +236,10 @@ def test_the_matrix_in_the_terminal() -> None:
 
     assert matrix(80)[1:-1] == ["  0 1 2", "0", "1 ██", "2", "7   --"]
     assert matrix(80, "ascii")[3] == "1 ##"
-    assert matrix(4)[1:6] == ["  01", "0", "1 █", "2", "7  -"]
+    narrow = matrix(4)
+    assert max(map(len, narrow)) <= 4
+    at = narrow.index("  01")
+    assert narrow[at : at + 10] == ["  01", "0", "1 █", "2", "7  -", "  2", "0", "1", "2", "7"]
     assert "\x1b[" in matrix(80, colors="256")[3]
     flat = HeadReport({"sink": np.zeros((1, 1))}, (0,), "x")
     stream = io.StringIO()
@@ -168,6 +247,14 @@ def test_the_matrix_in_the_terminal() -> None:
     none = HeadReport({"sink": np.full((1, 1), np.nan)}, (0,), "x")
     print_matrix(none, "sink", make_console(stream, {}))
     assert "0 --" in stream.getvalue()
+
+
+def test_numbers_of_many_heads_stand_upright() -> None:
+    made = HeadReport({"sink": np.zeros((1, 12))}, (0,), "x")
+    stream = io.StringIO()
+    print_matrix(made, "sink", console_of(stream, 40))
+    lines = stream.getvalue().splitlines()
+    assert lines[2:4] == ["                      1 1", "  0 1 2 3 4 5 6 7 8 9 0 1"]
 
 
 # ── files ────────────────────────────────────────────────────────────────────────────────────
@@ -214,11 +301,18 @@ def test_the_page_is_one_file_and_names_are_text(here: Path) -> None:
     assert not re.search(r"(src|href)=|https?://|@import|url\(", page)
     data = page.split('<script type="application/json" id="data">')[1].split("</script>")[0]
     assert json.loads(data)["source"] == hostile
-    assert "{{" not in page.split('id="data"')[0].replace("{{DATA}}", "")
+    before = page.split('id="data"')[0]
+    assert before.count("{{") == before.count("{{DATA}} \\x1b[31m") == 2  # title and heading
     write_page(
         report(facts={"rows": 1, "documents": 1, "tokens": 1, "n_bad": 3}), here / "i.html", "x"
     )
-    assert "3 documents could not be measured." in (here / "i.html").read_text()
+    page = (here / "i.html").read_text()
+    assert "3 documents could not be measured." in page
+    assert "Means over 1 query row of 1 document (1 token)." in page
+    assert "<h2>In words</h2>\n<ul><li>layer 1 head 2: looks at what followed" in page
+    nothing = HeadReport({"entropy": np.ones((1, 1))}, (0,), "x")
+    write_page(nothing, here / "n.html", "entropy")
+    assert "In words" not in (here / "n.html").read_text()
 
 
 @pytest.mark.parametrize("suffix", [".png", ".svg", ".pdf"])
@@ -233,6 +327,39 @@ def test_pictures_are_the_same_bytes_each_time(here: Path, suffix: str, look: Lo
         one, two = ((here / f"{kind}{name}{suffix}").read_bytes() for name in "ab")
         assert one == two
         assert len(one) > 1000
+
+
+def svg_words(path: Path) -> str:
+    """The words of a picture: an SVG has each text in a comment."""
+    return " ".join(re.findall(r"<!-- (.*?) -->", path.read_text()))
+
+
+@pytest.mark.filterwarnings("error")
+def test_names_in_pictures_are_text(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fonts, "system_fonts", list)
+    monkeypatch.setattr(fonts, "package_fonts", list)
+    name = "gold $x^2$ \\frac{ <b> \x1b"
+    figures = {**report().figures, name: np.linspace(-0.4, 1, 12).reshape(4, 3)}
+    made = report(figures=figures, source="$a$ 猫", divergences=np.zeros((12, 12)))
+    said = draw_matrix(made, name, here / "m.svg", Look())
+    assert said == draw_agreement(made, here / "g.svg", Look())
+    assert len(said) == 1
+    assert said[0].startswith("no font here has ")
+    assert "猫 (U+732B)" in said[0]
+    words = svg_words(here / "m.svg")
+    assert "gold $x^2$" in words
+    assert "$a$ □" in words
+    assert words.count("-.40") == 1
+    assert draw_matrix(report(), "sink", here / "s.png", Look()) == []
+
+
+def test_whole_numbers_are_drawn_whole(here: Path) -> None:
+    made = HeadReport({"offset": np.array([[-1.0, 12.0, np.nan]])}, (0,), "x")
+    draw_matrix(made, "offset", here / "m.svg", Look())
+    words = svg_words(here / "m.svg").split()
+    assert "-1" in words
+    assert "12" in words
+    assert "×" in words
 
 
 def test_pictures_of_hardly_anything(here: Path) -> None:

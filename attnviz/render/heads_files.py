@@ -12,7 +12,6 @@ import numpy as np
 from attnviz.errors import ConfigError
 from attnviz.render.heads_report import HeadReport, sentence
 from attnviz.stats.agreement import clustered
-from attnviz.stats.glossary import GLOSSARY
 from attnviz.stats.kinds import FORM_THRESHOLDS, THRESHOLDS
 
 FORMAT, VERSION = "attnviz.stats", 1
@@ -47,7 +46,7 @@ def report_as_json(report: HeadReport) -> dict[str, Any]:
         "layers": list(report.layer_numbers),
         "n_heads": report.n_heads,
         **report.facts,
-        "figures": {name: GLOSSARY.get(name, "") for name in report.figures},
+        "figures": {name: report.meaning(name) for name in report.figures},
         "classes": THRESHOLDS,
         "forms": FORM_THRESHOLDS,
         "sink_share": report.sink_share(),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from html import escape
 from importlib.resources import files
 from pathlib import Path
@@ -23,22 +24,28 @@ def write_page(report: HeadReport, path: Path, measure: str) -> None:
     data = json.dumps(document, ensure_ascii=True, allow_nan=False, separators=(",", ":"))
     facts = report.facts
     said = [
-        f"Means over {facts.get('rows', 0):,} query rows of "
-        f"{count(facts.get('documents', 0), 'document')} ({facts.get('tokens', 0):,} tokens).",
+        f"Means over {count(facts.get('rows', 0), 'query row')} of "
+        f"{count(facts.get('documents', 0), 'document')} "
+        f"({count(facts.get('tokens', 0), 'token')}).",
         *summary(report),
     ]
     if facts.get("n_bad"):
         said.append(f"{count(facts['n_bad'], 'document')} could not be measured.")
+    sentences = notable(report)
     folder = files("attnviz.render") / "page_files"
-    page = (folder / "heads.html").read_text(encoding="utf-8")
     parts = {
         "TITLE": escape(printable(report.source, 200)),
-        "SAID": "".join(f"<p>{escape(line)}</p>" for line in said),
-        "NOTABLE": "".join(f"<li>{escape(line)}</li>" for line in notable(report)),
+        "SAID": _elements("p", said),
+        "WORDS": f"<h2>In words</h2>\n<ul>{_elements('li', sentences)}</ul>" if sentences else "",
         "MEASURE": escape(measure),
         "SCRIPT": (folder / "heads.js").read_text(encoding="utf-8"),
         "DATA": data.replace("<", "\\u003c"),
     }
-    for name, part in parts.items():  # the data last: nothing in it is a name any more
-        page = page.replace("{{" + name + "}}", part)
+    page = (folder / "heads.html").read_text(encoding="utf-8")
+    # all at once: what looks like the name of a part within another is text
+    page = re.sub(r"\{\{(\w+)\}\}", lambda found: parts[found[1]], page)
     path.write_text(page, encoding="utf-8", errors="backslashreplace")
+
+
+def _elements(kind: str, lines: list[str]) -> str:
+    return "".join(f"<{kind}>{escape(line)}</{kind}>" for line in lines)

@@ -7,11 +7,11 @@ from typing import Any
 
 import numpy as np
 
+from attnviz.render.fonts import Fonts
 from attnviz.render.heads_report import HeadReport, count
 from attnviz.render.labels import prose
 from attnviz.render.look import Look
 from attnviz.stats.agreement import clustered
-from attnviz.stats.glossary import GLOSSARY
 
 THEMES = {"light": ("white", "#17191f"), "dark": ("#121418", "#e8eaee")}
 """Paper and ink."""
@@ -23,16 +23,18 @@ NUMBERED = 24
 """Up to so many heads on a side, cells have numbers."""
 
 
-def draw_matrix(report: HeadReport, measure: str, path: Path, look: Look) -> None:
-    """Layers (rows) × heads (columns), cells coloured by a figure; `path.suffix` is the form."""
+def draw_matrix(report: HeadReport, measure: str, path: Path, look: Look) -> list[str]:
+    """Layers (rows) × heads (columns), cells coloured by a figure; `path.suffix` is the form.
+
+    Returns remarks: which characters no font has.
+    """
     values = report.figures[measure]
     layers, heads = values.shape
     wide, high = min(MOST, 2.2 + CELL * heads * 1.25), min(MOST, 1.5 + CELL * layers)
     figure, axes = _figure(max(wide, 4.2), max(high, 2.2), look)
     ink = THEMES[look.theme][1]
-    title = f"{measure}: {GLOSSARY.get(measure, 'of each head')}"
-    title += f"\n{prose(report.source, 40)}; {count(report.facts.get('documents', 0), 'document')}"
-    axes.set_title(_wrapped(title, figure), color=ink, fontsize=10, loc="left")
+    title = f"{prose(measure, 40)}: {report.meaning(measure) or 'of each head'}\n{_of(report)}"
+    notices = _title(axes, title, figure, ink)
     _map(figure, axes, values, look)
     axes.set_xlabel("head", color=ink)
     axes.set_ylabel("layer", color=ink)
@@ -41,9 +43,10 @@ def draw_matrix(report: HeadReport, measure: str, path: Path, look: Look) -> Non
     if heads <= NUMBERED and layers <= NUMBERED:
         _number_cells(axes, values)
     _write(figure, path, look)
+    return notices
 
 
-def draw_agreement(report: HeadReport, path: Path, look: Look) -> None:
+def draw_agreement(report: HeadReport, path: Path, look: Look) -> list[str]:
     """Jensen–Shannon divergences of all pairs, like heads side by side (Clark et al. 2019, fig. 6).
 
     The tree above is SciPy's average linkage of √JS.
@@ -65,6 +68,7 @@ def draw_agreement(report: HeadReport, path: Path, look: Look) -> None:
     axes.tick_params(axis="x", rotation=90)
     title = (
         "Jensen–Shannon divergence of heads, in bits: 0 both look at the same, 1 at nothing alike"
+        f"\n{_of(report)}"
     )
     if len(tree):
         crown = axes.inset_axes((0, 1.005, 1, 0.12))
@@ -74,10 +78,16 @@ def draw_agreement(report: HeadReport, path: Path, look: Look) -> None:
             crown.plot(np.array(x) / 10 - 0.5, y, color=ink, linewidth=0.6)
         crown.set_xlim(-0.5, n - 0.5)
         crown.set_ylim(0, None)
-        crown.set_title(_wrapped(title, figure), color=ink, fontsize=10, loc="left")
     else:
-        axes.set_title(_wrapped(title, figure), color=ink, fontsize=10, loc="left")
+        crown = axes
+    notices = _title(crown, title, figure, ink)
     _write(figure, path, look)
+    return notices
+
+
+def _of(report: HeadReport) -> str:
+    """Whose heads they are, and over how much they were measured."""
+    return f"{prose(report.source, 40)}; {count(report.facts.get('documents', 0), 'document')}"
 
 
 def _figure(width: float, height: float, look: Look) -> tuple[Any, Any]:
@@ -124,22 +134,31 @@ def _ticks(axis: Any, names: list[str], size: float = 8, every: int | None = Non
 
 def _number_cells(axes: Any, values: Any) -> None:
     image = axes.images[0]
+    known = values[np.isfinite(values)]
+    whole = bool((known == known.round()).all())  # offsets and places
     for (row, column), value in np.ndenumerate(values):
         if np.isfinite(value):
             red, green, blue, _ = image.cmap(image.norm(value))
             dark = 0.2126 * red + 0.7152 * green + 0.0722 * blue < 0.5
-            text = f"{value:.2f}" if abs(value) < 10 else f"{value:.0f}"
+            text = f"{value:.0f}" if whole or abs(value) >= 10 else f"{value:.2f}"
             axes.text(
-                column, row, text.replace("0.", ".", 1) if 0 < value < 1 else text, ha="center",
-                va="center", fontsize=7, color="white" if dark else "black",
+                column, row, text.replace("0.", ".", 1) if 0 < abs(value) < 1 else text,
+                ha="center", va="center", fontsize=7, color="white" if dark else "black",
             )  # fmt: skip
 
 
-def _wrapped(title: str, figure: Any) -> str:
+def _title(axes: Any, title: str, figure: Any, ink: str) -> list[str]:
+    """A title, folded to the width of the figure. `$` in a name begins no formula."""
     from textwrap import fill
 
+    fonts = Fonts([title])
     width = max(24, int(figure.get_figwidth() * 11))
-    return "\n".join(fill(line, width) for line in title.split("\n"))
+    lines = [fill(fonts.drawable(line), width) for line in title.split("\n")]
+    families = list(fonts.families(title))
+    axes.set_title(
+        "\n".join(lines), color=ink, fontsize=10, loc="left", family=families, parse_math=False
+    )
+    return fonts.notices
 
 
 def _write(figure: Any, path: Path, look: Look) -> None:

@@ -16,6 +16,7 @@ from rich.text import Text
 from attnviz.errors import printable
 from attnviz.render.console import flow, has_color, write
 from attnviz.render.tables import Paper, grid, widest
+from attnviz.render.tokens import cells
 from attnviz.stats.glossary import GLOSSARY
 from attnviz.stats.kinds import THRESHOLDS, HeadClass, classify, form_of
 
@@ -23,7 +24,7 @@ Floats = npt.NDArray[np.float64]
 
 COLUMNS = ("self", "previous", "next", "first", "separator", "same_token", "entropy", "largest",
            "distance", "sink", "rank")  # fmt: skip
-"""Figures of the table; files have them all."""
+"""Figures of the table, or where none of them was taken all that were; files have them all."""
 
 FEW = 3
 """Heads of a class that get a sentence in the terminal."""
@@ -41,6 +42,9 @@ CLASS_COLOURS = {
     "broad": "red",
     "mixed": "",
 }
+
+GAP = 2
+"""Spaces between columns."""
 
 SHADES = " ░▒▓█"
 ASCII_SHADES = " .:*#"
@@ -111,6 +115,17 @@ class HeadReport:
         known = self.figures["sink"][np.isfinite(self.figures["sink"])]
         return float((known > EPSILON).mean()) if len(known) else None
 
+    def meaning(self, name: str) -> str:
+        """What a figure says, in a few words, with the numbers that were chosen."""
+        if name == "near" and "near" in self.facts:
+            return f"share within {count(self.facts['near'], 'position')}"
+        if name == "first_tokens" and "first_tokens" in self.facts:
+            return f"share on the first {count(self.facts['first_tokens'], 'token')}"
+        label = name.removeprefix("gold ")
+        if label != name:
+            return f"share of the pairs labelled {printable(label, 40)} that the head finds"
+        return GLOSSARY.get(name, "")
+
 
 def count(n: int, what: str) -> str:
     """`1 document`, `2,000 documents`."""
@@ -141,8 +156,8 @@ def sentence(report: HeadReport, head: tuple[int, int]) -> str | None:
         "separator": f"looks at separators, {found.value:.2f} of its weight",
         "sink": f"rests on the first token, {found.value:.2f} of its weight (α₀)",
         "same token": f"looks at the same token elsewhere, {found.value:.2f} of its weight",
-        "block": f"stays in its own segment, {found.value:.2f} of its other weight, where an "
-        f"even spread gives {figure('segment_evenly'):.2f}",
+        "block": f"stays in its own segment, {found.value:.2f} of its weight on ordinary tokens, "
+        f"where its distances alone would give {figure('segment_evenly'):.2f}",
         "broad": f"looks at everything, as if {found.value:.0f} keys shared a row evenly",
     }.get(found.name)
     return (
@@ -151,8 +166,7 @@ def sentence(report: HeadReport, head: tuple[int, int]) -> str | None:
 
 
 def _offset(offset: int | None) -> str:
-    n = abs(offset or 0)
-    return f"{n} token{'s' * (n != 1)} {'back' if (offset or 0) < 0 else 'ahead'}"
+    return f"{count(abs(offset or 0), 'token')} {'back' if (offset or 0) < 0 else 'ahead'}"
 
 
 def notable(report: HeadReport, few: int | None = FEW) -> list[str]:
@@ -213,26 +227,27 @@ def print_report(
 ) -> None:
     """The table of heads, the classes and the sentences."""
     paper = Paper.of(console)
-    facts = report.facts
-    title = (
-        f"heads of {printable(report.source, 200)}: means over {facts.get('rows', 0):,} query rows "
-        f"of {count(facts.get('documents', 0), 'document')}"
-    )
+    rows, documents = report.facts.get("rows", 0), report.facts.get("documents", 0)
+    over = f"means over {count(rows, 'query row')} of {count(documents, 'document')}"
+    title = f"heads of {printable(report.source, 200)}: {over}"
     write(console, *flow([paper.text(title, "bold")], paper.width, "  "))
-    columns = [name for name in COLUMNS if name in report.figures]
-    columns += [n for n in ("prefix_matching", "gold") if n in report.figures]
+    more = ("prefix_matching", "gold")
+    columns = [name for name in (*COLUMNS, *more) if name in report.figures] or [*report.figures]
     if sort is not None and sort not in columns:
         columns.insert(0, sort)
     _print_table(report, console, paper, columns, report.sorted_heads(sort)[:top])
     left_out = len(report.heads) - (top or len(report.heads))
     if left_out > 0:
-        write(console, paper.text(f"{left_out:,} more heads; --top 0 shows all", "dim"))
-    words = [paper.text(f"{name}: {GLOSSARY[name]}", "dim") for name in columns]
+        write(console, paper.text(f"{count(left_out, 'more head')}; --top 0 shows all", "dim"))
+    words = [_text(f"{printable(n, 40)}: {report.meaning(n)}", paper, "dim") for n in columns]
     write(console, *flow(words, min(paper.width, 100), "  "))
-    for line in summary(report):
-        write(console, *flow([paper.text(line)], paper.width, "  "))
-    for line in notable(report):
-        write(console, *flow([paper.text(line)], paper.width, "  "))
+    for line in (*summary(report), *notable(report)):
+        write(console, *flow([_text(line, paper)], paper.width, "  "))
+
+
+def _text(text: str, paper: Paper, style: str = "") -> Text:
+    """The Greek letter of sinks is spelled where there is none."""
+    return paper.text(text.replace("α₀", "alpha_0") if paper.ascii_only else text, style)
 
 
 def _print_table(
@@ -242,25 +257,41 @@ def _print_table(
     columns: Sequence[str],
     heads: Sequence[tuple[int, int]],
 ) -> None:
-    tops = {name: np.nanmax(report.figures[name], initial=0.0) for name in columns}
-    rows = []
+    """One table where it fits; else some figures under the others; else a head in lines."""
+    names = [printable(name, 40) for name in columns]
+    tops = [np.nanmax(report.figures[name], initial=0.0) for name in columns]
+    labels, rows = [], []
     for head in heads:
         found = report.classes[head]
-        numbers = [_cell(report.figures[name][head], tops[name]) for name in columns]
         offset = "" if found.offset is None or found.name != "offset" else f" {found.offset:+d}"
         kind = paper.text(found.name + offset, CLASS_COLOURS[found.name])
-        rows.append([Text(report.name(head), "bold"), kind, *numbers])
-    names = [name.replace("same_token", "same").replace("_", " ") for name in columns]
-    lines = grid(["head", "class", *names], rows, set(range(2, len(columns) + 2)))
-    if widest(lines) <= paper.width:
-        write(console, lines[0], paper.rule(widest(lines)), *lines[1:])
+        labels.append([Text(report.name(head), "bold"), kind])
+        values = [report.figures[name][head] for name in columns]
+        rows.append([_cell(value, top) for value, top in zip(values, tops, strict=True)])
+    room = paper.width - widest(grid(["head", "class"], labels, set()))
+    widths = [
+        max(map(cells, (name, *(row[i].plain for row in rows)))) for i, name in enumerate(names)
+    ]
+    if max(widths) + GAP <= room:
+        for i, band in enumerate(_bands(widths, room)):
+            table = [label + row[band] for label, row in zip(labels, rows, strict=True)]
+            lines = grid(["head", "class", *names[band]], table, set(range(2, len(table[0]))), GAP)
+            write(console, *([Text()] * (i > 0)), lines[0], paper.rule(widest(lines)), *lines[1:])
         return
-    for row in rows:  # folded: a head in as many lines as it takes
-        pieces = [row[0], row[1]]
-        pieces += [
-            Text(f"{name} ").append_text(cell) for name, cell in zip(names, row[2:], strict=True)
-        ]
-        write(console, *flow(pieces, paper.width, "  "))
+    for label, row in zip(labels, rows, strict=True):
+        pieces = [Text(f"{name} ").append_text(cell) for name, cell in zip(names, row, strict=True)]
+        write(console, *flow([*label, *pieces], paper.width, "  "))
+
+
+def _bands(widths: Sequence[int], room: int) -> list[slice]:
+    """Which columns stand side by side, band after band."""
+    bands, start, used = [], 0, 0
+    for i, width in enumerate(widths):
+        if used + GAP + width > room:
+            bands.append(slice(start, i))
+            start, used = i, 0
+        used += GAP + width
+    return [*bands, slice(start, len(widths))]
 
 
 def _cell(value: float, top: float) -> Text:
@@ -277,16 +308,17 @@ def print_matrix(report: HeadReport, measure: str, console: Console) -> None:
     values = report.figures[measure]
     low, high = _range(values)
     shades = ASCII_SHADES if paper.ascii_only else SHADES
-    write(console, paper.text(f"{measure}: {GLOSSARY.get(measure, '')}", "bold"))
+    title = f"{printable(measure, 40)}: {report.meaning(measure)}"
+    write(console, *flow([_text(title, paper, "bold")], paper.width, "  "))
     digits = max(len(str(number)) for number in report.layer_numbers)
     room = paper.width - digits - 1
     cell = 2 if report.n_heads * 2 <= room else 1
+    tall = len(str(report.n_heads - 1))
     for start in range(0, report.n_heads, max(1, room // cell)):
         heads = range(start, min(start + max(1, room // cell), report.n_heads))
-        marks = "".join(
-            str(head // 10 % 10 if head % 10 == 0 else head % 10).ljust(cell) for head in heads
-        )
-        write(console, Text(" " * (digits + 1) + marks, "dim"))
+        for place in range(tall):  # the numbers stand upright, a digit under the other
+            marks = "".join(f"{head:>{tall}}"[place].ljust(cell) for head in heads)
+            write(console, Text(" " * (digits + 1) + marks, "dim"))
         for row, number in enumerate(report.layer_numbers):
             line = Text(f"{number:>{digits}} ", "dim")
             for head in heads:
