@@ -470,6 +470,18 @@ def test_what_runs_in_the_processes_of_ray(source: Layers, here: Path) -> None:
         ]
     finally:
         torch.set_num_threads(threads)
+    batch = {
+        name: np.array([row[name][0] for row in rows], dtype=object) for name in ("part", "facts")
+    }
+    merged = merge_rows(batch, OPTIONS)
+    row = {name: column[0] for name, column in merged.items()}
+    part, numbers, position = _unpacked(row, OPTIONS)
+    assert (numbers, position) == ([1, 2], corpus.n_bytes)
+    assert_same(first.merge(part), whole)
+    failed = Worker(partial(failing_opening, "no"), OPTIONS)(
+        {name: np.array(column, dtype=object) for name, column in tables[0].items()}
+    )
+    torch.set_num_threads(threads)
     both = {name: [row[name][0] for row in (rows[0], failed)] for name in failed}
     merged = merge_rows({n: np.array(c, dtype=object) for n, c in both.items()}, OPTIONS)
     with pytest.raises(InputError, match=r"^no$"):
