@@ -251,9 +251,9 @@ def test_ray_from_the_command_line(capsys: pytest.CaptureFixture[str], here: Pat
 MESSAGES = [
     ([], "there is nothing to measure: give --file FILE, TEXT, --saved FILE or a pipe"),
     (["--file", "gone*"], "--file gone*: no file has such a name"),
-    (["--file", "empty.txt"], "there are no documents: every line is empty"),
+    (["--file", "empty.txt"], "there are no documents: every text is empty"),
     (["--file", "bad.jsonl"],
-     "none of 1 documents could be measured: bad.jsonl, line 1 is no JSON: Expecting property name "
+     "the only document cannot be measured: bad.jsonl, line 1 is no JSON: Expecting property name "
      "enclosed in double quotes: line 1 column 2 (char 1)"),
     (["a", "--limit", "0"], "--limit is 0; it must be at least 1"),
     (["a", "--limit", "3", "--sample", "2"],
@@ -262,6 +262,29 @@ MESSAGES = [
     (["a", "--field", "b"], "--field is one of --file; TEXT has none"),
     (["a", "--measures", "where,why"],
      "--measures why: known are where, sharpness, offsets, sinks, evenness, rank"),
+    (["a", "--measures", " ,"],
+     "--measures names none; known are where, sharpness, offsets, sinks, evenness, rank"),
+    (["", " "], "there are no documents: every text is empty"),
+    (["--file", "worse.jsonl"],
+     "none of 2 documents can be measured: worse.jsonl, line 1 holds null, no text or tokens"),
+    (["a", "--sample", "1", "--seed", "-1"], "--seed is -1; --sample draws with one of 0 or more"),
+    (["--file", "empty.txt", "--field", "text"],
+     "--field text: fields are those of .jsonl and .parquet files, and all of these are text"),
+    (["a", "--axes", "L H Q K"], "--axes are those of the arrays of --saved"),
+    (["a", "--sort", "gold det", "--gold", "gold.jsonl"],
+     "--sort gold det: no pair of --gold has that label; labels are nsubj"),
+    (["a", "--sort", "gold det"],
+     "--sort gold det is no figure of heads; near ones are gold"),
+    (["a", "--checkpoint", "folder"], "folder is a folder; a file is expected there"),
+    (["a", "--checkpoint", "folder", "--force"], "folder is a folder; a file is expected there"),
+    (["a", "--checkpoint", "x.csv", "-o", "x.csv"],
+     "x.csv would be a checkpoint and an output; give each its own path"),
+    (["a", "--checkpoint", "empty.txt", "--resume"],
+     "empty.txt is no .npz archive, or a damaged one: File is not a zip file"),
+    (["--saved", "r.npz", "--tokenizer", "chars"],
+     "--saved and --tokenizer both say what is measured; give one of them"),
+    (["--saved", "folder"],
+     "--saved folder: is a folder; a pattern takes its files, 'folder/*.npz', say"),
     (["a", "--probe", "deduction"], "--probe is 'deduction'; it must be one of induction"),
     (["a", "--sort", "entropi"],
      "--sort entropi is no figure of heads; near ones are entropy, entropy_first"),
@@ -307,16 +330,117 @@ def test_messages(
 ) -> None:
     (here / "empty.txt").write_text("\n \n")
     (here / "bad.jsonl").write_text("{\n")
+    (here / "worse.jsonl").write_text("null\n" * 2)
+    (here / "folder").mkdir()
+    (here / "gold.jsonl").write_text('{"words": ["a", "cat"], "pairs": [[1, 0, "nsubj"]]}\n')
     assert call(["stats", *arguments, *([] if "--saved" in arguments else SMALL)]) == 2
     assert capsys.readouterr() == ("", f"attnviz: {message}\n")
 
 
-def test_long_flow_is_refused_before_anything_is_written(
-    capsys: pytest.CaptureFixture[str], here: Path
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [("a " * 70, "--max-len 64"), ("a b", "f.png exists; --force replaces it")],
+)
+def test_a_flow_that_cannot_be_is_refused_before_the_long_work(
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    here: Path,
+    text: str,
+    message: str,
 ) -> None:
-    assert call(["stats", "a " * 70, *SMALL, "--flow", "f.png", "-o", "h.csv"]) == 2
-    assert "--max-len 64" in capsys.readouterr().err
-    assert list(here.iterdir()) == []
+    def drive(*_: object, **__: object) -> None:
+        raise AssertionError("the corpus is measured")
+
+    monkeypatch.setattr("attnviz.measuring.drive.drive", drive)
+    if "exists" in message:
+        (here / "f.png").touch()
+    assert call(["stats", text, *SMALL, "--flow", "f.png", "-o", "h.csv"]) == 2
+    assert message in capsys.readouterr().err
+    assert {path.name for path in here.iterdir()} <= {"f.png"}
+
+
+def test_texts_that_are_names_of_files(capsys: pytest.CaptureFixture[str], here: Path) -> None:
+    (here / "a.txt").write_text("not this\n")
+    said = "a.txt is measured as a text; the file of that name is read by --file\n"
+    assert call(["stats", "a.txt", "b.txt", "/", "x" * 5000, *SMALL]) == 0
+    assert capsys.readouterr().err == said
+    assert call(["stats", "a.txt", *SMALL, "-q"]) == 0
+    assert capsys.readouterr().err == ""
+
+
+@pytest.mark.parametrize(
+    ("texts", "said"),
+    [
+        (["a b c"], "1 of 1 document was cut by --max-len\n"),
+        (["a b c", "d"], "1 of 2 documents was cut by --max-len\n"),
+        (["a b c", "d e f"], "2 of 2 documents were cut by --max-len\n"),
+    ],
+)
+def test_documents_that_are_cut(
+    capsys: pytest.CaptureFixture[str], texts: list[str], said: str
+) -> None:
+    assert call(["stats", *texts, *SMALL, "--max-len", "2"]) == 0
+    assert capsys.readouterr().err == said
+
+
+def test_the_figure_of_a_label(capsys: pytest.CaptureFixture[str], here: Path) -> None:
+    (here / "gold.jsonl").write_text(
+        '{"words": ["a", "cat"], "pairs": [[1, 0, "det"]]}\n'
+        '{"words": ["a", "cat", "sat"], "pairs": [[1, 0, "nsubj"]]}\n'
+    )
+    flags = ["--gold", "gold.jsonl", *SMALL]
+    assert call(["stats", *flags, "--sort", "gold det", "--measure", "gold det", "--show"]) == 0
+    out = capsys.readouterr().out
+    assert "gold det: share of the pairs labelled det that the head finds" in out
+    # its one document is skipped
+    cut = [*flags, "--max-len", "2", "--sort", "gold nsubj", "--measure", "gold nsubj"]
+    assert call(["stats", *cut]) == 3
+    assert "--sort gold nsubj: no such pair was measured\n" in capsys.readouterr().err
+
+
+def test_streams_with_fields_and_named_pipes(here: Path) -> None:
+    os.mkfifo(here / "pipe")
+    command = f"{sys.executable} -m attnviz stats {' '.join(SMALL)} --json"
+    lines = '{"body": "a b"}\n{"body": "c"}\n'
+    (here / "lines").write_text(lines)
+
+    def shell(script: str) -> subprocess.CompletedProcess[bytes]:
+        return subprocess.run(
+            ["sh", "-c", script], input=lines.encode(), capture_output=True, check=False
+        )
+
+    for script in (
+        f"{command} --field body",
+        f"{command} --field body --file -",
+        f"cat lines > pipe & {command} --field body --file pipe",
+    ):
+        done = shell(script)
+        assert json.loads(done.stdout)["tokens"] == 3, done.stderr
+    done = shell(f"{command} --file - <&-")
+    assert (done.returncode, done.stderr.decode()) == (
+        2,
+        "attnviz: standard input is closed; give TEXT or --file\n",
+    )
+
+
+def test_arrays_whose_axes_are_told(capsys: pytest.CaptureFixture[str], here: Path) -> None:
+    maps = np.random.default_rng(3).random((2, 3, 4, 4))
+    np.save(here / "a.npy", maps / maps.sum(-1, keepdims=True))
+    found = document(capsys, "--saved", "a.npy", "--axes", "L H Q K")
+    assert (found["layers"], found["n_heads"], found["documents"]) == ([0, 1], 3, 1)
+    found = document(capsys, "--saved", "a.npy")
+    assert (found["layers"], found["n_heads"], found["documents"]) == ([0], 3, 2)
+
+
+def test_saved_runs_that_are_damaged(capsys: pytest.CaptureFixture[str], here: Path) -> None:
+    assert call(["run", *TEXTS, *SMALL, "-q", "-o", "b.npz"]) == 0
+    (here / "a.npz").write_bytes((here / "b.npz").read_bytes()[:500])
+    found = document(capsys, "--saved", "*.npz", code=3)
+    assert (found["documents"], found["n_bad"]) == (3, 1)
+    assert found["bad"][0]["document"] == "a.npz"
+    assert found["bad"][0]["why"].startswith("is no .npz archive, or a damaged one")
+    assert call(["stats", "--saved", "a.npz"]) == 2
+    assert capsys.readouterr().err.startswith("attnviz: a.npz is no .npz archive")
 
 
 def test_help_is_light() -> None:

@@ -73,8 +73,25 @@ def test_json_lines(here: Path) -> None:
         "holds [1, 2], no text or tokens",
         "is no JSON: Expecting property name enclosed in double quotes: line 1 column 2 (char 1)",
         "holds null, no text or tokens", "holds a lone surrogate",
-        "is no text: character 1 is NUL", (),
+        "is no text: character 1 is NUL",
     ]  # fmt: skip
+
+
+def test_empty_texts_are_no_documents_wherever_they_lie(here: Path) -> None:
+    texts = ["a", "", "  ", "\n", "b"]
+    (here / "a.txt").write_text("\n".join(texts))
+    (here / "b.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+    (here / "c.jsonl").write_text('["a"]\n[]\n["b"]\n')
+    parquet.write_table(pa.table({"text": texts}), here / "d.parquet")
+    for name in ("a.txt", "b.jsonl", "d.parquet"):
+        assert contents(read(here / name)) == ["a", "b"]
+    assert contents(read(here / "c.jsonl")) == [("a",), ("b",)]
+    assert read(here / "d.parquet")[1].name == "d.parquet, row 4"
+
+
+def test_text_that_parquet_holds_as_bytes(here: Path) -> None:
+    parquet.write_table(pa.table({"text": ["müde".encode(), b"\xff"]}), here / "a.parquet")
+    assert contents(read(here / "a.parquet")) == ["müde", "is not utf-8: byte 0 is 0xFF"]
 
 
 def test_a_field_of_ones_own(here: Path) -> None:
@@ -233,6 +250,16 @@ def test_zstd_of_several_frames_is_one_file(tmp_path: Path) -> None:
     packed = zstandard.compress(LINES.encode())
     path.write_bytes(packed + packed)
     assert contents(read(path)) == LINES.splitlines() * 2
+
+
+def test_what_is_sound_of_a_zstd_file_comes_before_what_is_not(tmp_path: Path) -> None:
+    path = tmp_path / "a.txt.zst"
+    path.write_bytes(zstandard.compress(b"one\ntwo\n") + b"no frame at all")
+    *documents, last = read(path)
+    assert contents(documents) == ["one", "two"]
+    assert last.name == f"{printable(path)}, after line 2"
+    assert isinstance(last, Bad)
+    assert last.why.startswith("cannot be unpacked: ")
 
 
 def test_a_zstd_file_that_is_cut_off_is_not_taken_for_whole(tmp_path: Path) -> None:

@@ -7,13 +7,12 @@ import json
 import os
 import shutil
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 from attnviz.batch import TOKENIZERS, make_vocabulary
-from attnviz.cli.console import remark
 from attnviz.cli.inputs import is_piped
 from attnviz.cli.options import (
     InputFlags,
@@ -24,9 +23,9 @@ from attnviz.cli.options import (
 )
 from attnviz.cli.stats_flags import CorpusFlags
 from attnviz.config import DEVICES, DTYPES
-from attnviz.errors import ConfigError, InputError
+from attnviz.errors import ConfigError, InputError, printable
 from attnviz.machine import require_memory
-from attnviz.measuring.documents import Corpus, Document, find_files
+from attnviz.measuring.documents import Corpus, Document, find_files, has_fields
 
 if TYPE_CHECKING:
     from attnviz.measuring.opening import Opening
@@ -38,6 +37,8 @@ def make_corpus(flags: CorpusFlags, seed: int, scratch: Path) -> Corpus:
     if given.count("-") > 1:
         raise ConfigError("standard input, -, can be read once")
     InputFlags(encoding=flags.encoding)  # says so where there is none such
+    if flags.sample is not None and seed < 0:
+        raise ConfigError(f"--seed is {seed}; --sample draws with one of 0 or more")
     names: dict[Path, str] = {}
     paths: list[Path] = []
     if flags.text:
@@ -53,14 +54,20 @@ def make_corpus(flags: CorpusFlags, seed: int, scratch: Path) -> Corpus:
             )
         given = ["-"]
     for name in given:
-        if name == "-":
-            spool = scratch / "standard-input.txt"
-            with spool.open("wb") as stream:
-                shutil.copyfileobj(sys.stdin.buffer, stream)
-            names[spool] = "standard input"
+        if name == "-" or Path(name).is_fifo():  # is read more than once
+            # a stream has no suffix; where a field of it is asked for, it is JSON lines
+            spool = scratch / f"{len(names)}{'.txt' if flags.field is None else '.jsonl'}"
+            with _stream(name) as stream, spool.open("wb") as copy:
+                shutil.copyfileobj(stream, copy)
+            names[spool] = "standard input" if name == "-" else printable(name)
             paths.append(spool)
         else:
             paths += find_files("--file", [name])
+    if flags.field is not None and not any(map(has_fields, paths)):
+        raise ConfigError(
+            f"--field {printable(flags.field)}: fields are those of .jsonl and .parquet files, and "
+            "all of these are text"
+        )
     corpus = Corpus(
         tuple(dict.fromkeys(paths)),
         flags.field,
@@ -70,6 +77,19 @@ def make_corpus(flags: CorpusFlags, seed: int, scratch: Path) -> Corpus:
         names=tuple(names.items()),
     )
     return corpus if flags.sample is None else corpus.sampled(flags.sample, seed)
+
+
+def file_named(text: str) -> bool:
+    """Whether TEXT is the name of a file: it may be meant for --file."""
+    return os.path.isfile(text)  # noqa: PTH113 - a text may be no path at all
+
+
+def _stream(name: str) -> BinaryIO:
+    if name != "-":
+        return Path(name).open("rb")
+    if sys.stdin is None or sys.stdin.closed:
+        raise InputError("standard input is closed; give TEXT or --file")
+    return sys.stdin.buffer
 
 
 def fingerprint(corpus: Corpus | None, opening: Any, options: Any) -> str:
@@ -100,8 +120,12 @@ def make_opening(
     weights: SourceFlags,
     model: ModelFlags,
     generates: bool,
+    say: Callable[[str], object],
 ) -> Opening:
-    """What opens the source that the flags name, in this process or another."""
+    """What opens the source that the flags name, in this process or another.
+
+    `say` takes remarks.
+    """
     if masking.mask is not None:
         raise ConfigError("--mask FILE fits one batch of texts, and a corpus has many")
     if masking.padding_mask is not None:
@@ -135,7 +159,7 @@ def make_opening(
             raise ConfigError("--embeddings are the vectors of one text; a corpus has many")
         source = WeightsSource(InputFlags(tokenizer=flags.tokenizer), layer, MaskFlags(), weights)
         if source.weights.is_causal and not masking.is_set:
-            remark(
+            say(
                 f"the model of these weights ({source.weights.layout}) is causal: --causal forbids "
                 "what it never sees"
             )
@@ -208,7 +232,7 @@ def _of_saved(
     named += ["a mask"] if masking.is_set else []
     if named:
         raise ConfigError(f"--saved has its attention, and {named[0]} makes it; give one of them")
-    return partial(open_saved, find_files("--saved", flags.saved or ()))
+    return partial(open_saved, find_files("--saved", flags.saved or ()), flags.axes)
 
 
 def _decoded(text: str) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -13,7 +14,7 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 from attnviz.cli.console import remark, result, verdict
-from attnviz.cli.corpus import fingerprint, make_corpus, make_opening
+from attnviz.cli.corpus import file_named, fingerprint, make_corpus, make_opening
 from attnviz.cli.files import Staging, kind_of
 from attnviz.cli.options import (
     LayerFlags,
@@ -25,7 +26,7 @@ from attnviz.cli.options import (
 )
 from attnviz.cli.progress import Work
 from attnviz.cli.stats_flags import DRAWN, CorpusFlags, MeasureFlags, ReportFlags, WorkFlags
-from attnviz.errors import ConfigError, InputError, OutputError, printable
+from attnviz.errors import AttnvizError, ConfigError, InputError, OutputError, printable
 from attnviz.measuring.documents import Bad, Corpus, Document
 
 if TYPE_CHECKING:
@@ -38,6 +39,9 @@ if TYPE_CHECKING:
     from attnviz.result import AttentionResult
     from attnviz.stats.block import Annotation
     from attnviz.stats.measures import Options
+
+Writer = Callable[["HeadReport"], list[str] | None]
+"""Writes one output and returns remarks."""
 
 SOME_BAD = 3
 """The exit code where some documents could not be measured, and all others were."""
@@ -69,26 +73,44 @@ def stats(
     """Measure what each head does over a corpus: where it looks, how sharply, what it is."""
     look.look()
     options = _options(corpus, measures, report)
+    say = _say_nothing if report.quiet else remark
     with TemporaryDirectory(prefix="attnviz-") as scratch, Staging(report.force) as staging:
         writers = _plan(report, look, staging)
+        _require_place(how, report.force, staging)
+        for text in filter(file_named, corpus.text or ()):
+            say(f"{printable(text)} is measured as a text; the file of that name is read by --file")
         with Work() as work:
             work.stage("reading")
             documents = None if corpus.saved else make_corpus(corpus, layer.seed, Path(scratch))
+            _require_labels(report, documents)
             opening = make_opening(
-                corpus, documents, layer, masking, weights, model, measures.probe is not None
+                corpus, documents, layer, masking, weights, model, measures.probe is not None, say
             )
-            gpus = float(layer.device == "cuda")
-            done = _measure(corpus, documents, opening, options, measures, how, report, work, gpus)
+            # on Ray the models are those of the workers, and none is held here meanwhile
+            source: Callable[[], Source] = opening if how.engine == "ray" else cache(opening)
             for name, shown in (("rollout", report.rollout), ("flow", report.flow)):
-                if shown is not None:
+                if shown is not None:  # before the long work, so that what cannot be is told now
                     work.stage(name)
-                    found = _documents(done.source, documents, corpus)
-                    maps = _rolled(name, done.source(), found)
+                    opened = source()
+                    maps = _rolled(name, opened, _documents(opened, documents, corpus))
                     writers.append(_drawn(maps, Path(shown), staging, look, work))
+            gpus = float(layer.device == "cuda")
+            done = _measure(
+                corpus, documents, opening, source, options, measures, how, work, gpus
+            )  # fmt: skip
             work.stage("writing")
-            staging.write([partial(writer, done.report) for writer in writers])
+            notices = list(done.notices)
+
+            def write(writer: Writer) -> None:
+                notices.extend(writer(done.report) or ())
+
+            staging.write([partial(write, writer) for writer in writers])
     with verdict(SOME_BAD if done.part.tally.bad else 0):
-        _say(done, report, how)
+        _say(done, report, how, dict.fromkeys(notices))
+
+
+def _say_nothing(_text: str) -> None:
+    pass
 
 
 # ── what is measured, and with what ──────────────────────────────────────────────────────────
@@ -96,11 +118,10 @@ def stats(
 
 @dataclass(frozen=True)
 class _Done:
-    """What came of the measuring; `source` opens what was measured where that is not open yet."""
+    """What came of the measuring."""
 
     part: Part
     report: HeadReport
-    source: Callable[[], Source]
     notices: Sequence[str]
 
 
@@ -130,7 +151,7 @@ def _require_figures(options: Options, measures: MeasureFlags, report: ReportFla
     if measures.probe is not None:
         taken |= set(Induction(1, 1).result())
     for flag, name in (("--measure", report.measure), ("--sort", report.sort)):
-        if name is None or name in taken:
+        if name is None or name in taken or (_label(name) and "gold" in taken):
             continue
         if name not in GLOSSARY:
             near = get_close_matches(name, GLOSSARY, n=3) or ["entropy", "self", "sink"]
@@ -145,14 +166,30 @@ def _require_figures(options: Options, measures: MeasureFlags, report: ReportFla
             raise ConfigError(f"{flag} {name} is not measured: it wants {wants}")
 
 
+def _label(name: str) -> str:
+    """The label of annotated pairs whose figure `name` is, if it is one."""
+    return name.removeprefix("gold ") if name.startswith("gold ") else ""
+
+
+def _require_labels(report: ReportFlags, documents: Corpus | None) -> None:
+    """Raise `ConfigError` where the figure of a label is asked for that no pair has."""
+    for flag, name in (("--measure", report.measure), ("--sort", report.sort)):
+        label = _label(name or "")
+        if label and label not in (known := _labels(documents)):
+            some = ", ".join(printable(each, 40) for each in sorted(known)[:8]) or "none"
+            raise ConfigError(
+                f"{flag} {printable(name)}: no pair of --gold has that label; labels are {some}"
+            )
+
+
 def _measure(
     corpus: CorpusFlags,
     documents: Corpus | None,
     opening: Opening,
+    source: Callable[[], Source],
     options: Options,
     measures: MeasureFlags,
     how: WorkFlags,
-    report: ReportFlags,
     work: Work,
     gpus: float,
 ) -> _Done:
@@ -162,11 +199,8 @@ def _measure(
 
     checkpoint = None
     if how.checkpoint is not None:
-        told = fingerprint(documents, opening, options)
-        checkpoint = Checkpoint(how.checkpoint, told)
-        _require_place(how, report.force)
-    tell = _teller(work, documents)
-    source: Callable[[], Source] = cache(opening)
+        checkpoint = Checkpoint(how.checkpoint, fingerprint(documents, opening, options))
+    teller = _Teller(work, documents)
     try:
         if how.engine == "ray":
             from attnviz.measuring.cluster import drive_on_ray, ray_at
@@ -177,17 +211,18 @@ def _measure(
             with ray_at(how.address, how.workers):
                 part = drive_on_ray(
                     opening, documents, options, workers=how.workers, strict=how.strict,
-                    checkpoint=checkpoint, resume=how.resume, tell=tell, gpus=gpus,
+                    checkpoint=checkpoint, resume=how.resume, tell=teller, gpus=gpus,
                 )  # fmt: skip
         else:
             work.stage("opening")
-            made = shards(_documents(source, documents, corpus))
+            opened = source()
             part = drive(
-                source(), made, options, strict=how.strict, checkpoint=checkpoint,
-                resume=how.resume, tell=tell,
+                opened, shards(_documents(opened, documents, corpus)), options,
+                strict=how.strict, checkpoint=checkpoint, resume=how.resume, tell=teller,
             )  # fmt: skip
-    except BaseException:
-        if how.checkpoint is not None and how.checkpoint.exists():
+    except BaseException as error:
+        kept = how.checkpoint is not None and how.checkpoint.exists()
+        if kept and (teller.told or not isinstance(error, AttnvizError)):
             remark(f"what has been measured is in {printable(how.checkpoint)}; --resume goes on")
         raise
     if part is None or not part.tally.documents:
@@ -199,50 +234,61 @@ def _measure(
         work.stage("probing with random tokens that repeat")
         probe = probe_induction(source(), 0)
     notices = getattr(source(), "notices", ()) if how.engine == "local" else ()
-    return _Done(part, _report(part, options, probe, documents), source, notices)
+    return _Done(part, _report(part, options, probe, documents), notices)
 
 
 def _nothing(part: Part | None) -> str:
     if part is None or not part.tally.bad:
-        return "there are no documents: every line is empty"
-    first = part.tally.named[0]
-    return f"none of {part.tally.bad:,} documents could be measured: {first.name} {first.why}"
+        return "there are no documents: every text is empty"
+    first, n = part.tally.named[0], part.tally.bad
+    which = "the only document cannot" if n == 1 else f"none of {n:,} documents can"
+    return f"{which} be measured: {first.name} {first.why}"
 
 
-def _require_place(how: WorkFlags, force: bool) -> None:
-    assert how.checkpoint is not None
-    shown, there = printable(how.checkpoint), how.checkpoint.exists()
+def _require_place(how: WorkFlags, force: bool, staging: Staging) -> None:
+    """Raise `InputError` or `OutputError` where no checkpoint could be read or written."""
+    path = how.checkpoint
+    if path is None:
+        return
+    shown, there = printable(path), path.exists()
     if how.resume and not there:
         raise InputError(f"--resume: there is no checkpoint {shown}")
+    Staging(force=True).plan(path)  # says what is wrong with a place
+    if Path(os.path.realpath(path)) in staging.places:
+        raise OutputError(f"{shown} would be a checkpoint and an output; give each its own path")
     if there and not how.resume and not force:
         raise OutputError(f"{shown} exists; --resume goes on from it, --force begins anew")
-    if not how.checkpoint.parent.is_dir():
+    if not path.parent.is_dir():
         raise OutputError(f"--checkpoint {shown}: its folder is not there")
 
 
 def _documents(
-    source: Callable[[], Source], documents: Corpus | None, flags: CorpusFlags
+    source: Source, documents: Corpus | None, flags: CorpusFlags
 ) -> Iterator[tuple[Document | Bad, int]]:
-    """What is measured: a corpus, or the saved runs that `source` opens."""
+    """What is measured: a corpus, or saved runs, which `source` has opened."""
     if documents is not None:
         return documents.documents()
     from attnviz.measuring.saved import Saved
 
-    saved = source()
-    assert isinstance(saved, Saved)
-    return islice(saved.documents(), flags.limit)
+    assert isinstance(source, Saved)
+    return islice(source.documents(), flags.limit)
 
 
-def _teller(work: Work, documents: Corpus | None) -> Callable[[Progress], None]:
-    begun = time.monotonic()
-    total = 0 if documents is None else documents.n_bytes
+class _Teller:
+    """Shows how far the work is; `told` is whether any of it is done."""
 
-    def tell(progress: Progress) -> None:
-        rate = progress.documents / max(time.monotonic() - begun, 1e-9)
-        name = f"measuring: {progress.documents:,} documents, {rate:,.0f} a second"
-        work.reach(progress.position, max(total, progress.position), name)
+    def __init__(self, work: Work, documents: Corpus | None) -> None:
+        self._work, self._begun = work, time.monotonic()
+        self._total = 0 if documents is None else documents.n_bytes
+        self.told = False
 
-    return tell
+    def __call__(self, progress: Progress) -> None:
+        from attnviz.render.heads_report import count
+
+        self.told = True
+        rate = progress.documents / max(time.monotonic() - self._begun, 1e-9)
+        name = f"measuring: {count(progress.documents, 'document')}, {rate:,.0f} a second"
+        self._work.reach(progress.position, max(self._total, progress.position), name)
 
 
 # ── what comes of it ─────────────────────────────────────────────────────────────────────────
@@ -292,6 +338,10 @@ def _report(
     )
 
 
+def _labels(documents: Corpus | None) -> set[str]:
+    return {label for each in _annotations(documents) for _, _, label in each.pairs}
+
+
 def _annotations(documents: Corpus | None) -> list[Annotation]:
     from attnviz.stats.block import Annotation
 
@@ -304,11 +354,9 @@ def _annotations(documents: Corpus | None) -> list[Annotation]:
     ]
 
 
-def _plan(
-    report: ReportFlags, look: LookFlags, staging: Staging
-) -> list[Callable[[HeadReport], object]]:
+def _plan(report: ReportFlags, look: LookFlags, staging: Staging) -> list[Writer]:
     """A writer for each output; all places are claimed."""
-    writers: list[Callable[[HeadReport], object]] = []
+    writers: list[Writer] = []
     for given in report.out or ():
         place = staging.plan(Path(given))
         writers.append(partial(_write, place, report.measure, look))
@@ -318,15 +366,15 @@ def _plan(
     return writers
 
 
-def _write(place: Path, measure: str, look: LookFlags, made: HeadReport) -> None:
+def _write(place: Path, measure: str, look: LookFlags, made: HeadReport) -> list[str]:
     from attnviz.render import heads_files
 
     measure, suffix = _drawable(measure, made), place.suffix.lower()
     if suffix in DRAWN:
         from attnviz.render.heads_picture import draw_matrix
 
-        draw_matrix(made, measure, place, look.look())
-    elif suffix == ".html":
+        return draw_matrix(made, measure, place, look.look())
+    if suffix == ".html":
         from attnviz.render.heads_page import write_page
 
         write_page(made, place, measure)
@@ -337,6 +385,7 @@ def _write(place: Path, measure: str, look: LookFlags, made: HeadReport) -> None
             ".parquet": heads_files.write_parquet,
         }
         forms[suffix](made, place)
+    return []
 
 
 def _drawable(measure: str, made: HeadReport) -> str:
@@ -344,10 +393,10 @@ def _drawable(measure: str, made: HeadReport) -> str:
     return measure if measure in made.figures else next(iter(made.figures))
 
 
-def _draw_agreement(place: Path, look: LookFlags, made: HeadReport) -> None:
+def _draw_agreement(place: Path, look: LookFlags, made: HeadReport) -> list[str]:
     from attnviz.render.heads_picture import draw_agreement
 
-    draw_agreement(made, place, look.look())
+    return draw_agreement(made, place, look.look())
 
 
 def _rolled(
@@ -369,7 +418,7 @@ def _rolled(
 
 def _drawn(
     maps: AttentionResult, path: Path, staging: Staging, look: LookFlags, work: Work
-) -> Callable[[HeadReport], object]:
+) -> Writer:
     """A writer of a picture of `maps`, one a layer."""
     from attnviz.cli.outputs import Outputs
     from attnviz.sources.run import Run
@@ -379,25 +428,28 @@ def _drawn(
     outputs.plan(path, kind_of(str(path)))
     writers = outputs.writers(Run(maps, ()))
 
-    def write(_report: HeadReport) -> None:
+    def write(_report: HeadReport) -> list[str]:
         for writer in writers:
             writer()
+        return outputs.notices
 
     return write
 
 
-def _say(done: _Done, report: ReportFlags, how: WorkFlags) -> None:
+def _say(done: _Done, report: ReportFlags, how: WorkFlags, notices: Iterable[str]) -> None:
     """Figures on standard output, everything else on standard error."""
+    from attnviz.render.heads_report import count
+
     tally = done.part.tally
     if not report.quiet:
-        for notice in done.notices:
+        for notice in notices:
             remark(notice)
     if tally.bad:
         for bad in tally.named[:NAMED]:
             remark(f"skipped: {bad.name} {bad.why}")
         more = tally.bad - NAMED
         if more > 0:
-            remark(f"skipped: {more:,} more documents")
+            remark(f"skipped: {count(more, 'more document')}")
     if report.as_json:
         from attnviz.render.heads_files import report_as_json
 
@@ -408,12 +460,16 @@ def _say(done: _Done, report: ReportFlags, how: WorkFlags) -> None:
         from attnviz.render.heads_report import print_matrix, print_report
 
         console = make_console()
-        print_report(done.report, console, report.sort, report.top or None)
+        sort = report.sort if report.sort in done.report.figures else None
+        if sort != report.sort:  # a label of pairs
+            remark(f"--sort {printable(report.sort)}: no such pair was measured")
+        print_report(done.report, console, sort, report.top or None)
         if console.is_terminal if report.show is None else report.show:
             result("")
             print_matrix(done.report, _drawable(report.measure, done.report), console)
         if tally.cut:
-            remark(f"{tally.cut:,} of {tally.documents:,} documents were cut by --max-len")
+            what, were = count(tally.documents, "document"), "was" if tally.cut == 1 else "were"
+            remark(f"{tally.cut:,} of {what} {were} cut by --max-len")
     if report.quiet:
         return
     for given in (*(report.out or ()), report.agreement_out, report.rollout, report.flow):

@@ -57,6 +57,15 @@ class CorpusFlags(FlagGroup):
             "Repeatable.",
         ),
     ] = None
+    axes: Annotated[
+        str | None,
+        optional(
+            panel=INPUT,
+            metavar="LETTERS",
+            help='Of arrays of --saved: which axis is which, "L B H Q K" in their order: layers, '
+            "sequences, heads, queries, keys.",
+        ),
+    ] = None
     gold: Annotated[
         list[str] | None,
         optional(
@@ -94,12 +103,16 @@ class CorpusFlags(FlagGroup):
                 "--gold": self.gold,
                 "--field": self.field,
                 "--sample": self.sample,
+                "--tokenizer": self.tokenizer != "words",
+                "--encoding": self.encoding != "utf-8",
             }
             for name, value in others.items():
                 if value:
                     raise ConfigError(
                         f"--saved and {name} both say what is measured; give one of them"
                     )
+        elif self.axes is not None:
+            raise ConfigError("--axes are those of the arrays of --saved")
         if self.text and self.field:
             raise ConfigError("--field is one of --file; TEXT has none")
 
@@ -147,6 +160,8 @@ class MeasureFlags(FlagGroup):
         if self.probe is not None:
             choice("--probe", self.probe, PROBES)
         known = DEFAULT_GROUPS.split(",")
+        if not self.groups:
+            raise ConfigError(f"--measures names none; known are {', '.join(known)}")
         for name in self.groups:
             if name not in known:
                 raise ConfigError(f"--measures {printable(name)}: known are {', '.join(known)}")
@@ -154,7 +169,7 @@ class MeasureFlags(FlagGroup):
     @property
     def groups(self) -> tuple[str, ...]:
         """The names of the groups, each once."""
-        return tuple(dict.fromkeys(name.strip() for name in self.measures.split(",")))
+        return tuple(dict.fromkeys(name for name in self.measures.replace(",", " ").split()))
 
 
 @dataclass(frozen=True)

@@ -16,6 +16,7 @@ LONGEST_LINE = 2**26
 """Bytes of a line. A file without line ends is no corpus, and would fill the memory."""
 
 USUAL_FIELDS = ("tokens", "text")
+JSON_LINES = (".jsonl", ".ndjson", ".json")
 
 
 @dataclass(frozen=True)
@@ -66,7 +67,8 @@ class Corpus:
     def documents(self) -> Iterator[tuple[Document | Bad, int]]:
         """Each document that is taken, and how many bytes have been read so far.
 
-        Empty lines are no documents. A document keeps its number whatever else is taken.
+        Empty lines, texts and lists are no documents. A document keeps its number whatever else is
+        taken.
         """
         taken, wanted = 0, None if self.chosen is None else set(self.chosen)
         for number, (found, position) in enumerate(self._all()):
@@ -123,7 +125,8 @@ def find_files(flag: str, wanted: Sequence[str]) -> tuple[Path, ...]:
                 raise InputError(f"{flag} {printable(name)}: no file has such a name")
         for match in matches:
             if not match.is_file():
-                why = "is a folder; a pattern takes its files, 'folder/*.txt', say"
+                suffix = ".npz" if flag == "--saved" else ".txt"
+                why = f"is a folder; a pattern takes its files, 'folder/*{suffix}', say"
                 why = why if match.is_dir() else "no such file"
                 raise InputError(f"{flag} {printable(match)}: {why}")
             found[match] = None
@@ -147,13 +150,23 @@ def _file(
         raise InputError(f"{shown}: {why_unreadable(path, error)}") from None
 
 
+def has_fields(path: Path) -> bool:
+    """Whether documents of such a file lie in fields or columns."""
+    return _form(path)[0] in (*JSON_LINES, ".parquet")
+
+
+def _form(path: Path) -> tuple[str, str]:
+    """(".jsonl", ".gz"): what a file is by its name, and how it is packed."""
+    suffixes = ["", *(suffix.lower() for suffix in path.suffixes)]
+    packed = suffixes.pop() if suffixes[-1] in PACKED else ""
+    return suffixes[-1], packed
+
+
 def _lines(
     raw: BinaryIO, path: Path, shown: str, field: str | None, encoding: str, is_gold: bool
 ) -> Iterator[tuple[Document | Bad, int]]:
-    suffixes = [suffix.lower() for suffix in path.suffixes]
-    packed = suffixes[-1] if suffixes and suffixes[-1] in PACKED else ""
-    bare = suffixes[:-1] if packed else suffixes
-    is_json = is_gold or bool(bare and bare[-1] in (".jsonl", ".ndjson", ".json"))
+    bare, packed = _form(path)
+    is_json = is_gold or bare in JSON_LINES
     stream = unpacked(raw, path, shown)
     if not has_byte_lines(encoding):
         stream, encoding = as_utf8(stream, encoding), "utf-8"
@@ -185,6 +198,8 @@ def _lines(
                 found: Document | Bad = Document(0, name, words, pairs)
             else:
                 content = _content(json.loads(text), field) if is_json else text
+                if _is_empty(content):
+                    continue
                 found = Document(0, name, content)
         except _NotADocumentError as error:
             found = Bad(0, name, str(error))
@@ -217,7 +232,10 @@ def _parquet(path: Path, shown: str, field: str | None) -> Iterator[tuple[Docume
                 name = f"{shown}, row {row}"
                 row += 1
                 try:
-                    found: Document | Bad = Document(0, name, _as_content(value))
+                    content = _as_content(value)
+                    if _is_empty(content):
+                        continue
+                    found: Document | Bad = Document(0, name, content)
                 except _NotADocumentError as error:
                     found = Bad(0, name, str(error))
                 yield found, size * row // rows
@@ -266,7 +284,13 @@ def _content(value: Any, field: str | None) -> str | tuple[str, ...]:
     return _as_content(value)
 
 
+def _is_empty(content: str | tuple[str, ...]) -> bool:
+    return not (content.strip() if isinstance(content, str) else content)
+
+
 def _as_content(value: Any) -> str | tuple[str, ...]:
+    if isinstance(value, bytes):  # a column of Parquet that does not say that it is text
+        return _decoded(value, "utf-8")
     if isinstance(value, str):
         return _sound(value)
     if isinstance(value, list) and all(isinstance(token, str) and token for token in value):

@@ -18,29 +18,36 @@ from attnviz.stats.block import Block, texts_of_tokens
 class Saved:
     """The sequences of saved runs, each a document; see `Source`.
 
-    A run is read when its first sequence is wanted, and one is held at a time. Raises `InputError`
-    where the runs differ in their layers or heads.
+    A run is read when its first sequence is wanted, and one is held at a time; one that cannot be
+    read is a bad document. `axes` are those of bare arrays.
     """
 
     longest = 0  # each document comes alone
 
-    def __init__(self, paths: Sequence[Path]) -> None:
-        self._paths = tuple(paths)
+    def __init__(self, paths: Sequence[Path], axes: str | None = None) -> None:
+        self._paths, self._axes = tuple(paths), axes
         self.notices: list[str] = []
         self._held: tuple[int, AttentionResult] | None = None
-        first = self._run(0)
+        self._first, first = self._first_sound()
         self.n_layers, self.n_heads = first.n_layers, first.n_heads
         self.layer_numbers = first.layer_numbers
-        self.name = first.source or printable(paths[0])
+        self.name = first.source or printable(paths[self._first])
 
     def documents(self) -> Iterator[tuple[Document | Bad, int]]:
         """The sequences of all runs."""
         number = position = 0
         for i, path in enumerate(self._paths):
-            run = self._run(i)
             position += path.stat().st_size if path.is_file() else 0
+            shown = printable(path)
+            try:
+                run = self._run(i)
+            except InputError as error:
+                why = str(error).removeprefix(shown).lstrip(": ")
+                yield Bad(number, shown, why), position
+                number += 1
+                continue
             for sequence in range(run.batch_size):
-                name = f"{printable(path)}, sequence {sequence}"
+                name = f"{shown}, sequence {sequence}"
                 tokens = run.query_tokens[sequence]
                 yield Document(number, name, (str(i), str(sequence), *tokens)), position
                 number += 1
@@ -48,10 +55,11 @@ class Saved:
     def ready(self, document: Document) -> Ready:
         i, sequence = map(int, document.content[:2])
         run = self._run(i)
-        if (run.n_layers, run.n_heads) != (self.n_layers, self.n_heads):
+        size, wanted = (run.n_layers, run.n_heads), (self.n_layers, self.n_heads)
+        if size != wanted:
             raise InputError(
-                f"has {run.n_layers} layers of {run.n_heads} heads, and "
-                f"{printable(self._paths[0])} {self.n_layers} of {self.n_heads}"
+                f"has {_layers_and_heads(*size)}, and {printable(self._paths[self._first])} has "
+                f"{_layers_and_heads(*wanted)}"
             )
         length = int(run.lengths[sequence])
         if not length:
@@ -91,14 +99,29 @@ class Saved:
     def losses(self, batch: Sequence[Ready]) -> None:  # noqa: ARG002 - there is no model
         return None
 
+    def _first_sound(self) -> tuple[int, AttentionResult]:
+        """The first run that can be read. Raises `InputError` for the first where none can."""
+        wrong: InputError | None = None
+        for i in range(len(self._paths)):
+            try:
+                return i, self._run(i)
+            except InputError as error:
+                wrong = wrong or error
+        assert wrong is not None
+        raise wrong
+
     def _run(self, i: int) -> AttentionResult:
         if self._held is None or self._held[0] != i:
-            run, notices = read_attention(self._paths[i])
+            run, notices = read_attention(self._paths[i], axes=self._axes)
             self.notices += [each for each in notices if each not in self.notices]
             self._held = (i, run)
         return self._held[1]
 
 
-def open_saved(paths: tuple[Path, ...]) -> Saved:
-    """Open saved runs."""
-    return Saved(paths)
+def open_saved(paths: tuple[Path, ...], axes: str | None = None) -> Saved:
+    """Open saved runs, or arrays of attention."""
+    return Saved(paths, axes)
+
+
+def _layers_and_heads(layers: int, heads: int) -> str:
+    return f"{layers} layer{'s' * (layers != 1)} of {heads} head{'s' * (heads != 1)}"

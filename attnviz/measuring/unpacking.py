@@ -79,10 +79,13 @@ class _Zstd:
     def __init__(self, zstandard: Any) -> None:
         self._zstandard = zstandard
         self._frame: Any = None
+        self._spoiled = ""
 
     def __call__(self, chunk: bytes) -> bytes:
         if not chunk and self._frame is not None:
-            raise SpoiledStreamError("the file ends within a frame")
+            self._spoiled = self._spoiled or "the file ends within a frame"
+        if self._spoiled:
+            raise SpoiledStreamError(self._spoiled)
         found = []
         try:
             while chunk:
@@ -93,7 +96,9 @@ class _Zstd:
                 if self._frame.eof:
                     self._frame = None
         except self._zstandard.ZstdError as error:
-            raise SpoiledStreamError(printable(error)) from None
+            self._spoiled = printable(error)
+            if not any(found):  # else what was sound comes first
+                raise SpoiledStreamError(self._spoiled) from None
         return b"".join(found)
 
 
