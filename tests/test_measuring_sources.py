@@ -236,7 +236,7 @@ def test_saved_runs_of_other_sizes(here: Path) -> None:
     assert isinstance(other, Document)
     with pytest.raises(InputError) as error:
         source.ready(other)
-    assert str(error.value) == "has 1 layers of 3 heads, and a.npz 1 of 2"
+    assert str(error.value) == "has 1 layer of 3 heads, and a.npz has 1 layer of 2 heads"
 
 
 # ── pretrained models ────────────────────────────────────────────────────────────────────────
