@@ -13,13 +13,15 @@ from hypothesis import strategies as st
 from stats_blocks import blocks_of, random_maps, random_tokens
 
 import attnviz.stats.block as block_module
+import attnviz.stats.sums as sums_module
 from attnviz.errors import ConfigError
-from attnviz.stats.block import Block, texts_of_tokens
+from attnviz.stats.block import Annotation, Block, Texts, texts_of_tokens
 from attnviz.stats.induction import Induction, repeated
+from attnviz.stats.kinds import classify, form_of
 from attnviz.stats.measures import DEFAULT, GROUPS, Measures, Options, merge_all
 from attnviz.stats.words import PUNCTUATION, SEPARATOR, SPECIAL, kind_of
 
-ALL = Options(tuple(group for group in GROUPS if group != "gold"), window=2, first=3)
+ALL = Options(GROUPS, window=2, first=3)
 LENGTHS = (13, 7, 11, 2, 1)
 SEPARATORS, SPECIALS, MARKS = {"[SEP]"}, {"[SEP]", "[CLS]"}, {".", ",", "。"}
 
@@ -31,11 +33,14 @@ def measured(blocks: list[Block], options: Options = ALL) -> Measures:
     return total
 
 
-def by_hand(documents: list[list[str]], maps: list[np.ndarray], causal: bool) -> dict:
+def by_hand(
+    documents: list[list[str]], maps: list[np.ndarray], causal: bool, farthest: int = 99
+) -> dict:
     """Each figure of layer 0, head 0, from loops over rows and keys."""
     sums: dict[str, float] = defaultdict(float)
     offsets: dict[int, list[int]] = defaultdict(lambda: [0, 0])
     alpha = defaultdict(lambda: [0.0, 0])
+    loose_at = defaultdict(lambda: [0.0, 0, 0, 0])  # weight, its cells; all, of the own segment
     for tokens, own in zip(documents, maps, strict=True):
         a, n = own[0, 0], len(tokens)
         segment = [tokens[:i].count("[SEP]") for i in range(n)]
@@ -73,6 +78,7 @@ def by_hand(documents: list[list[str]], maps: list[np.ndarray], causal: bool) ->
                     "near": abs(i - j) <= 2,
                     "band": abs(i - j) <= 1,
                     "fixed": fixed,
+                    "fixed_band": fixed and abs(i - j) <= 1,
                 }
                 for name, holds in kinds.items():
                     sums[name] += a[i, j] * holds
@@ -83,8 +89,11 @@ def by_hand(documents: list[list[str]], maps: list[np.ndarray], causal: bool) ->
                     own_segment = segment[i] == segment[j]
                     sums["loose"] += a[i, j]
                     sums["within"] += a[i, j] * own_segment
-                    sums["loose evenly"] += (j in sees) / len(sees)
-                    sums["within evenly"] += (j in sees) * own_segment / len(sees)
+                    at = loose_at[max(-farthest, min(farthest, j - i))]
+                    at[0] += a[i, j] * (i % 4 == 0)
+                    at[1] += j in sees and i % 4 == 0
+                    at[2] += j in sees
+                    at[3] += j in sees and own_segment
                 if j <= i:
                     alpha[j][0] += a[i, j]
                     alpha[j][1] += 1
@@ -95,13 +104,15 @@ def by_hand(documents: list[list[str]], maps: list[np.ndarray], causal: bool) ->
                 offsets[j - i][0] += j == best
     rows = sums["rows"]
     plain = ("self previous next first first_tokens separator special punctuation same_token near"
-             " band fixed distance to_identity entropy entropy_smoothed largest confidence keys"
-             " to_uniform")  # fmt: skip
+             " band fixed fixed_band distance to_identity entropy entropy_smoothed largest"
+             " confidence keys to_uniform")  # fmt: skip
     figures = {name: sums[name] / rows for name in plain.split()}
     figures["separator_from_separator"] = sums["sep from sep"] / sums["sep rows"]
     figures["separator_from_other"] = sums["sep from other"] / (rows - sums["sep rows"])
     figures["segment"] = sums["within"] / sums["loose"]
-    figures["segment_evenly"] = sums["within evenly"] / sums["loose evenly"]
+    known = [(w / cells, n, own) for w, cells, n, own in loose_at.values() if cells]
+    evenly = sum(mean * own for mean, _, own in known)
+    figures["segment_evenly"] = evenly / sum(mean * n for mean, n, _ in known)
     figures["entropy_first"] = sums["entropy_first"] / len(documents)
     figures["sink"] = alpha[0][0] / alpha[0][1]
     often = {k: s / n for k, (s, n) in alpha.items() if 2 * n >= rows and k < 16}
@@ -128,8 +139,18 @@ def test_every_measure_against_loops(
     expected = by_hand(documents, maps, causal)
     found = {name: figures[name][0, 0] for name in expected}
     assert found == pytest.approx(expected, abs=1e-12)
-    taken = set(expected) | {"rank", "prefix_matching", "duplicate_token", "previous_token"}
+    taken = set(expected) | {"rank", "prefix_matching", "duplicate_token", "previous_token", "gold"}
     assert set(figures) == taken  # no figure without a check
+
+
+def test_far_offsets_of_segments_are_counted_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sums_module, "FARTHEST", 4)
+    rng = np.random.default_rng(5)
+    documents = [random_tokens(rng, n) for n in LENGTHS]
+    maps = [random_maps(rng, n) for n in LENGTHS]
+    figures = measured(blocks_of(documents, maps, pad=np.nan)).result()
+    near, far = (by_hand(documents, maps, False, n)["segment_evenly"] for n in (5, 99))
+    assert figures["segment_evenly"][0, 0] == pytest.approx(near, abs=1e-12) != far
 
 
 def test_all_texts_are_seen_whole_where_nothing_is_forbidden() -> None:
@@ -153,6 +174,11 @@ def test_cross_attention_has_positions_on_both_sides() -> None:
     assert figures["distance"] == pytest.approx(2 / 3)
     assert figures["same_token"] == pytest.approx(1 / 3)  # c, seen at place 4
     assert figures["rank"] == pytest.approx(3)
+    assert figures["at_offset"] == pytest.approx(2 / 3)
+    assert figures["offset"] == 0
+    assert figures["first"] == figures["sink"] == pytest.approx(1 / 3)
+    assert figures["to_uniform"] == pytest.approx(1 - 1 / 5)
+    assert figures["near"] == 1
 
 
 # ── closed forms ─────────────────────────────────────────────────────────────────────────────
@@ -163,10 +189,21 @@ UNIFORM = np.full((N, N), 1 / N)
 FIRST = np.eye(1, N).repeat(N, axis=0)
 
 
-def of_head(head: np.ndarray, tokens: list[str] | None = None, groups: tuple = DEFAULT) -> dict:
-    texts = texts_of_tokens([0], [tokens or [str(i) for i in range(N)]], np.array([len(head)]))
+def block_of(head: np.ndarray, tokens: list[str] | None = None, causal: bool = False) -> Block:
+    n = len(head)
+    texts = texts_of_tokens([0], [tokens or [str(i) for i in range(n)]], np.array([n]))
+    allowed = np.tril(np.ones((1, 1, n, n), dtype=bool)) if causal else None
+    return Block(0, head[None, None], texts, allowed)
+
+
+def of_head(
+    head: np.ndarray,
+    tokens: list[str] | None = None,
+    groups: tuple = DEFAULT,
+    causal: bool = False,
+) -> dict:
     total = Measures(1, 1, Options(groups))
-    total.update(Block(0, head[None, None], texts))
+    total.update(block_of(head, tokens, causal))
     return {name: values.item() for name, values in total.result().items()}
 
 
@@ -187,6 +224,131 @@ def test_a_uniform_head() -> None:
                 "largest": 1 / N, "to_uniform": 0, "sink": 1 / N, "self": 1 / N,
                 "previous": 19 / 400, "distance": (N * N - 1) / (3 * N)}  # fmt: skip
     assert {name: figures[name] for name in expected} == pytest.approx(expected, abs=1e-12)
+
+
+def test_an_even_causal_head_has_harmonic_sums() -> None:
+    even = np.tril(np.ones((N, N))) / np.arange(1, N + 1)[:, None]
+    harmonic = [sum(1 / n for n in range(1, m + 1)) for m in range(N + 1)]
+    expected = {
+        "self": harmonic[N] / N,
+        "first": harmonic[N] / N,
+        "sink": harmonic[N] / N,
+        "largest": harmonic[N] / N,
+        "previous": (harmonic[N] - 1) / N,
+        "next": 0,
+        "first_tokens": (4 + 4 * (harmonic[N] - harmonic[4])) / N,
+        "distance": (N - 1) / 4,  # row i: the mean of 0 … i
+        "entropy": math.log2(math.factorial(N)) / N,
+        "entropy_smoothed": math.log2(math.factorial(N)) / N,  # even rows stay as they are
+        "entropy_first": 0,
+        "keys": (N + 1) / 2,
+        "to_uniform": 0,
+        "to_identity": 1 - harmonic[N] / N,
+        "near": (6 + 6 * (harmonic[N] - harmonic[6])) / N,
+        "band": (2 * harmonic[N] - 1) / N,
+        "fixed_band": 1.5 / N,  # the first key, from the first two rows
+    }
+    figures = of_head(even, causal=True)
+    found = {name: figures[name] for name in expected}
+    assert found == pytest.approx(expected, abs=1e-12)
+    total = Measures(1, 1, Options(("sinks",)))
+    total.update(block_of(even, causal=True))
+    alpha = total.parts["sinks"].alpha()[0, 0]
+    closed = [(harmonic[N] - harmonic[k]) / (N - k) for k in range(16)]
+    assert alpha.tolist() == pytest.approx(closed, abs=1e-14)
+
+
+def test_an_even_head_over_all_keys() -> None:
+    figures = of_head(UNIFORM)
+    # Σ over rows of Σ|i - j| is n (n² - 1) / 3; 5 keys on each side, fewer at the ends
+    expected = {"distance": (N * N - 1) / (3 * N), "near": (11 * N - 2 * 15) / N**2, "keys": N,
+                "self": 1 / N, "previous": (N - 1) / N**2, "next": (N - 1) / N**2, "sink": 1 / N,
+                "confidence": 1 / N, "rank": 1, "to_uniform": 0, "entropy": math.log2(N),
+                "entropy_first": math.log2(N), "same_token": 0}  # fmt: skip
+    assert {name: figures[name] for name in expected} == pytest.approx(expected, abs=1e-12)
+
+
+def test_a_head_of_two_offsets() -> None:
+    """Three rows of four look one back, the others two ahead: 0.7 and 0.3 of the weight there."""
+    head = np.zeros((N, N))
+    for i in range(N):
+        mostly, else_ = (i + 2, i - 1) if i % 4 == 3 else (i - 1, i + 2)
+        weights = {mostly: 0.7, else_: 0.3}
+        for j, weight in weights.items():
+            if 0 <= j < N:
+                head[i, j] = weight
+        head[i] /= head[i].sum()
+    figures = of_head(head)
+    # rows 0 (none before it) and 19 (none two ahead) have one place to look at, as has row 18
+    back, ahead = [1, 2, 4, 5, 6, 8, 9, 10, 12, 13, 14, 16, 17, 18, 19], [0, 3, 7, 11, 15]
+    assert len(back) + len(ahead) == N
+    assert (figures["offset"], figures["at_offset"]) == (-1, pytest.approx(15 / 19))
+    total = Measures(1, 1, Options(("offsets",)))
+    total.update(block_of(head))
+    shares, offsets = total.parts["offsets"].shares()
+    assert shares[0, 0][offsets == 2].item() == pytest.approx(5 / 18)
+    assert np.nansum(shares[0, 0][(offsets != -1) & (offsets != 2)]) == 0
+    assert figures["previous"] == pytest.approx((13 * 0.7 + 2 + 4 * 0.3) / N)
+    assert figures["distance"] == pytest.approx(
+        (13 * (0.7 + 0.6) + 2 * 1 + 4 * (1.4 + 0.3) + 2) / N
+    )
+
+
+def test_a_head_that_stays_in_its_segment() -> None:
+    """[CLS] a … a [SEP] b … b [SEP]: even over the ordinary tokens of the own segment."""
+    m = 9
+    tokens = ["[CLS]", *(f"a{i}" for i in range(m)), "[SEP]", *(f"b{i}" for i in range(m)), "[SEP]"]
+    segment = np.repeat([0, 1], [m + 2, m + 1])
+    ordinary = ~np.isin(tokens, ["[CLS]", "[SEP]"])
+    head = (segment[:, None] == segment) & ordinary
+    figures = of_head(head / head.sum(1, keepdims=True), tokens)
+    assert figures["segment"] == pytest.approx(1)
+    assert figures["rank"] == pytest.approx(np.exp(entropy_of(np.sqrt([m + 2, m + 1]))))
+    assert figures["keys"] == pytest.approx(m)
+    assert (figures["fixed"], figures["same_token"]) == (0, 0)
+    classes = {name: np.full((1, 1), value) for name, value in figures.items()}
+    assert classify(classes, 0, 0).name == form_of(classes, 0, 0) == "block"
+
+
+@pytest.mark.parametrize("reach", [1, 2, 3])
+def test_a_head_that_looks_at_its_neighbours_stays_in_its_segment_by_that_alone(
+    reach: int,
+) -> None:
+    tokens = [f"a{i}" for i in range(40)]
+    tokens[19] = tokens[39] = "[SEP]"
+    apart = np.abs(np.subtract.outer(np.arange(40), np.arange(40)))
+    ordinary = np.arange(40) % 20 != 19
+    ordinary[0] = False
+    head = ((apart <= reach) & ordinary).astype(float)
+    figures = of_head(head / len(tokens), tokens)  # the same in each cell
+    assert figures["segment"] > 0.8
+    assert figures["segment_evenly"] == pytest.approx(figures["segment"])
+    classes = {name: np.full((1, 1), value) for name, value in figures.items()}
+    assert classify(classes, 0, 0).name != "block"
+    assert form_of(classes, 0, 0) != "block"
+
+
+@pytest.mark.parametrize("n", [3, 5, 8, 20])
+def test_keys_that_are_first_and_near_are_not_counted_twice(n: int) -> None:
+    tokens = [str(i) for i in range(n)]
+    for head, form in ((np.eye(1, n).repeat(n, axis=0), "vertical"), (np.eye(n), "diagonal")):
+        classes = {name: np.full((1, 1), v) for name, v in of_head(head, tokens).items()}
+        assert form_of(classes, 0, 0) == form
+
+
+def entropy_of(values: np.ndarray) -> float:
+    shares = values / values.sum()
+    return float(-(shares * np.log(shares)).sum())
+
+
+def test_halves_are_exact_in_few_bits() -> None:
+    """Rows of ½, ¼ … are the same in float16: so are all figures, but for what is smoothed."""
+    rows = np.tril(0.5 ** np.arange(N)[:, None] * 2.0 ** np.arange(N)[None] / 2, -1)[:12, :12]
+    rows[:, 0] += 1 - rows.sum(1)
+    assert (rows.sum(1) == 1).all()
+    wide, small = of_head(rows), of_head(rows.astype(np.float16))
+    for name, value in wide.items():
+        assert small[name] == pytest.approx(value, abs=1e-6, nan_ok=True), name
 
 
 def test_a_sink_and_the_identity() -> None:
@@ -251,24 +413,27 @@ def assert_same(one: Measures, other: Measures, close: float = 1e-10) -> None:
     cuts=st.lists(st.integers(0, 6), max_size=4),
     order=st.permutations(range(7)),
     causal=st.booleans(),
+    pad_side=st.sampled_from(["right", "left"]),
     dtype=st.sampled_from(["float32", "float64", "float16"]),
 )
 def test_any_split_of_the_corpus_gives_the_same_figures(
-    seed: int, cuts: list[int], order: list[int], causal: bool, dtype: str
+    seed: int, cuts: list[int], order: list[int], causal: bool, pad_side: str, dtype: str
 ) -> None:
+    """Whatever stands beside a document in its batch, and whatever fills its rows of padding."""
     rng = np.random.default_rng(seed)
     lengths = rng.integers(1, 12, 7)
     documents = [random_tokens(rng, n) for n in lengths]
     maps = [random_maps(rng, n, causal=causal) for n in lengths]
-    whole = measured(blocks_of(documents, maps, causal=causal, dtype=dtype))
+    annotations = {i: random_annotation(rng, n) for i, n in enumerate(lengths)}
+    facts = {"causal": causal, "pad_side": pad_side, "pad": np.nan, "dtype": dtype}
+    whole = measured(annotated(blocks_of(documents, maps, **facts), annotations))
     parts = []
     for start, stop in pairwise([0, *sorted(cuts), 7]):
         some = order[start:stop]
         part = Measures(2, 3, ALL)
         if some:
             chosen = [documents[i] for i in some], [maps[i] for i in some]
-            facts = {"causal": causal, "numbers": some, "dtype": dtype}
-            for made in blocks_of(*chosen, **facts):
+            for made in annotated(blocks_of(*chosen, numbers=some, **facts), annotations):
                 part.update(made)
         parts.append(part)
     merged = merge_all(parts)
@@ -276,6 +441,48 @@ def test_any_split_of_the_corpus_gives_the_same_figures(
     assert_same(merged, merge_all(parts[::-1]))
     kept = Measures(2, 3, ALL).load(merged.state())
     assert_same(kept, merged, close=0)
+
+
+def random_annotation(rng: np.random.Generator, n: int) -> Annotation:
+    """Words of one token, but for the first, which is none; pairs with two labels."""
+    pairs = [(*map(int, rng.integers(0, n, 2)), "xy"[rng.integers(2)]) for _ in range(3)]
+    return Annotation(tuple(pairs), (-1, *range(n - 1)))
+
+
+def annotated(blocks: list[Block], annotations: dict[int, Annotation]) -> list[Block]:
+    one = blocks[0].texts
+    texts = Texts(one.numbers, one.queries, one.keys, annotations)
+    return [Block(block.layer, block.weights, texts, block.allowed) for block in blocks]
+
+
+@given(st.lists(st.integers(0, 99), min_size=3, max_size=3), st.booleans())
+def test_merging_is_associative_and_commutative_in_each_group(
+    seeds: list[int], causal: bool
+) -> None:
+    """Texts of up to 40 tokens, so that sums by offset are of several widths."""
+    parts = []
+    for place, seed in enumerate(seeds):
+        rng = np.random.default_rng(seed)
+        n = int(rng.integers(0, 41))
+        blocks = []
+        if n:
+            made = blocks_of(
+                [random_tokens(rng, n)], [random_maps(rng, n, causal=causal)],
+                causal=causal, numbers=[place],
+            )  # fmt: skip
+            blocks = annotated(made, {place: random_annotation(rng, n)})
+        parts.append(measured(blocks))
+    one, two, three = parts
+    for left, right in (
+        (one.merge(two), two.merge(one)),
+        (one.merge(two).merge(three), one.merge(two.merge(three))),
+    ):
+        mine, other = left.state(), right.state()
+        assert mine.keys() == other.keys()
+        for name, array in mine.items():
+            np.testing.assert_allclose(array, other[name], rtol=1e-13, atol=1e-13, err_msg=name)
+    groups = {name.split("/")[0] for part in parts for name in part.state()}
+    assert groups <= set(GROUPS)
 
 
 @given(st.integers(0, 99), st.integers(1, 9))
@@ -318,20 +525,21 @@ def test_merging_changes_neither_part() -> None:
     assert both.state()["where/rows"].tolist() == [[49.0] * 3] * 2
 
 
-def test_a_weight_that_is_no_number_spoils_its_head_alone() -> None:
+@pytest.mark.parametrize("harm", [np.nan, np.inf])
+def test_a_weight_that_is_no_number_spoils_its_head_alone(harm: float) -> None:
     rng = np.random.default_rng(9)
     tokens, maps = random_tokens(rng, 9), random_maps(rng, 9)
     clean = measured(blocks_of([tokens], [maps])).result()
-    maps[1, 2, 4, 4] = np.nan
+    maps[1, 2, 4, 4] = harm
     spared = np.ones((2, 3), dtype=bool)
     spared[1, 2] = False
     for name, values in measured(blocks_of([tokens], [maps])).result().items():
         np.testing.assert_array_equal(values[spared], clean[name][spared], err_msg=name)
         # what is picked out of the map, not multiplied with it, may miss the one cell
         picked = ("separator", "strongest", "prefix", "duplicate", "previous", "next", "same")
-        picked += ("punctuation", "special", "first")
-        if name not in ("offset", "at_offset", "entropy_first", "sink"):
-            assert np.isnan(values[1, 2]) or name.startswith(picked)
+        picked += ("punctuation", "special", "first", "gold", "fixed_band")
+        if name not in ("entropy_first", "sink"):
+            assert not np.isfinite(values[1, 2]) or name.startswith(picked)
     assert np.isnan(measured(blocks_of([tokens], [maps])).result()["rank"][1, 2])
 
 

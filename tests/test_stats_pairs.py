@@ -57,6 +57,37 @@ def test_heads_that_do_the_same_stand_side_by_side() -> None:
     assert tree.shape == (5, 4)
 
 
+@pytest.mark.parametrize("harm", [np.nan, np.inf])
+def test_a_head_with_a_weight_that_is_no_number_is_compared_with_none(harm: float) -> None:
+    rng = np.random.default_rng(3)
+    own, tokens = random_maps(rng, 7), random_tokens(rng, 7)
+
+    def compared() -> np.ndarray:
+        total = Measures(2, 3, Options(("agreement",)))
+        for block in blocks_of([tokens], [own]):
+            total.update(block)
+        return total.parts["agreement"].divergences()
+
+    clean = compared()
+    own[0, 1, 3, 2] = harm  # head 1 of 6
+    found = compared()
+    assert np.isnan(found[1]).all()
+    assert np.isnan(found[:, 1]).all()
+    rest = np.ix_([0, 2, 3, 4, 5], [0, 2, 3, 4, 5])
+    np.testing.assert_array_equal(found[rest], clean[rest])
+    order, tree = clustered(found)
+    assert order[-1] == 1
+    assert len(tree) == 4
+
+
+def test_a_pair_that_no_row_counts_for_leaves_one_head_out() -> None:
+    divergences = 0.5 * (1 - np.eye(4))
+    divergences[1, 2] = divergences[2, 1] = np.nan
+    order, tree = clustered(divergences)
+    assert order[-1] == 1
+    assert len(tree) == 2
+
+
 def test_heads_without_a_figure_stand_at_the_end() -> None:
     divergences = np.full((4, 4), np.nan)
     sound = np.ix_([1, 2, 3], [1, 2, 3])
@@ -91,10 +122,40 @@ def test_gold_pairs_of_words_of_several_tokens() -> None:
     other = texts_of_tokens([5], [tokens], np.array([6]), annotations={4: annotation})
     total.update(Block(0, weights, other))  # has no annotation
     figures = total.result()
-    assert figures["gold"][0].tolist() == [3 / 4, 2 / 4]  # the second takes the first other word
+    assert figures["gold"][0].tolist() == [3 / 4, 0]  # the second looks at no other word
     assert figures["gold det"][0, 0] == 1
     assert list(figures) == ["gold", "gold det"]
-    assert total.merge(total).result()["gold"][0].tolist() == [3 / 4, 2 / 4]
+    assert total.merge(total).result()["gold"][0].tolist() == [3 / 4, 0]
+
+
+def accuracy(weights: np.ndarray, words: tuple[int, ...], *pairs: tuple[int, int]) -> float:
+    """Of one head."""
+    tokens = [str(i) for i in range(len(words))]
+    annotation = Annotation(tuple((*pair, "") for pair in pairs), words)
+    texts = texts_of_tokens([0], [tokens], np.array([len(words)]), annotations={0: annotation})
+    total = Measures(1, 1, Options(("gold",)))
+    total.update(Block(0, weights[None, None], texts))
+    return float(total.result()["gold"].item())
+
+
+def test_a_word_that_looks_at_no_other_finds_none() -> None:
+    assert accuracy(np.eye(3), (0, 1, 2), (0, 1), (1, 0), (2, 0), (1, 2)) == 0
+    first = np.eye(1, 3).repeat(3, axis=0)
+    assert accuracy(first, (0, 1, 2), (0, 1), (1, 0), (2, 0), (1, 2)) == 0.5
+
+
+def test_words_without_a_token_are_never_found() -> None:
+    even = np.full((3, 3), 1 / 3)
+    assert accuracy(even, (-1, 0, 2), (1, 0), (0, 1), (0, 2), (2, 0)) == 0.5
+    assert accuracy(even, (-1, 0, 1), (2, 0), (0, 2), (0, 1)) == pytest.approx(1 / 3)
+    assert accuracy(even, (-1, -1, -1), (0, 1), (1, 0)) == 0
+
+
+def test_a_weight_that_is_no_number_finds_nothing_and_misses_nothing() -> None:
+    weights = np.full((3, 3), 1 / 3)
+    weights[1, 2] = np.nan
+    assert np.isnan(accuracy(weights, (0, 1, 2), (1, 2)))
+    assert np.isnan(accuracy(weights, (0, 1, 2), (1, 0)))
 
 
 def test_best_offsets() -> None:
@@ -186,7 +247,9 @@ def figures_of(**changed: float) -> dict[str, np.ndarray]:
         ({"sink": 0.3}, "mixed"),
         ({"same_token": 0.5}, "same token"),
         ({"segment": 0.8}, "block"),
-        ({"segment": 0.8, "segment_evenly": 0.75}, "mixed"),
+        ({"segment": 0.79, "segment_evenly": 0.2}, "mixed"),
+        ({"segment": 0.9, "segment_evenly": 0.75}, "block"),
+        ({"segment": 0.8, "segment_evenly": 0.65}, "mixed"),  # a neighbour's neighbour
         ({"segment": np.nan, "segment_evenly": np.nan}, "mixed"),
         ({"largest": 0.1}, "broad"),
         ({}, "mixed"),
@@ -212,6 +275,10 @@ def test_what_was_not_measured_does_not_fit() -> None:
         ({"fixed": 0.35, "band": 0.3}, "vertical + diagonal"),
         ({"fixed": 0.3, "band": 0.2}, "mixed"),
         ({"fixed": 0.7, "band": 0.2}, "vertical + diagonal"),
+        ({"fixed": 0.7, "band": 0.2, "fixed_band": 0.05}, "vertical"),
+        ({"fixed": 0.3, "band": 0.8, "fixed_band": 0.15}, "diagonal"),
+        ({"fixed": 0.4, "band": 0.4, "fixed_band": 0.15}, "vertical + diagonal"),
+        ({"fixed": 0.4, "band": 0.4, "fixed_band": 0.3}, "mixed"),
         ({"segment": 0.9}, "block"),
         ({}, "mixed"),
     ],

@@ -67,7 +67,8 @@ class Agreement(Accumulator):
         smoothed = np.where(allowed, maps.astype(np.float64) * (1 - SMOOTHING) + SMOOTHING / n, 0)
         counts: Bools = np.asarray(allowed.any(-1))  # N Tq
         entropy = _entropy(smoothed)  # N Tq
-        apart = np.zeros((len(maps), len(maps)))
+        own = np.where(counts, entropy, 0.0).sum(-1)
+        apart = np.diag(0.0 * own)  # NaN for maps that hold what is no number
         rows = np.zeros_like(apart)
         for i, j in combinations(range(len(maps)), 2):
             both = counts[i] & counts[j]
@@ -84,7 +85,8 @@ class Agreement(Accumulator):
         return {}
 
     def divergences(self) -> Floats:
-        """`[L·H L·H]`, in bits, 0 on the diagonal; NaN where no row counts for both."""
+        """`[L·H L·H]`, in bits, 0 on the diagonal; NaN where no row counts for both, and for heads
+        with a weight that is no number."""
         size = self.n_layers * self.n_heads
         none = np.zeros((size, size))
         return ratio(self.sums.get("apart", none), self.sums.get("pair_rows", none))
@@ -94,12 +96,16 @@ def clustered(divergences: Floats) -> tuple[list[int], Floats]:
     """The heads in an order that puts like ones side by side, and SciPy's linkage of them.
 
     Average linkage of the Jensen–Shannon distances √JS, which are a metric. Heads without a
-    figure stand at the end, in their own order, and are not in the linkage.
+    figure, and of a pair without one the head that has fewer, stand at the end, in their own order,
+    and are not in the linkage.
     """
     from scipy.cluster.hierarchy import leaves_list, linkage, optimal_leaf_ordering
     from scipy.spatial.distance import squareform
 
-    sound = np.flatnonzero(np.isfinite(np.diagonal(divergences)))
+    unknown = ~np.isfinite(divergences)
+    sound = np.arange(len(divergences))
+    while (missing := unknown[np.ix_(sound, sound)].sum(1)).any():
+        sound = np.delete(sound, missing.argmax())
     rest = [i for i in range(len(divergences)) if i not in set(sound.tolist())]
     if len(sound) < 2:
         return [*sound.tolist(), *rest], np.zeros((0, 4))

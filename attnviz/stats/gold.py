@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from attnviz.stats.block import Annotation, Block, Floats, Ints
+from attnviz.stats.block import Annotation, Block, Floats
 from attnviz.stats.sums import Accumulator, ratio
 
 ANY = ""
@@ -18,8 +18,10 @@ class Gold(Accumulator):
 
     As Clark et al. 2019, section 4.1: the weight to a word of several tokens is the sum over
     them, that from it the mean; special tokens are no words. A word's weight on itself does not
-    count, since no word stands in a relation to itself. Beside each head stands the best fixed
-    offset (section 4.2 there; Voita et al. 2019, section 5.2.1): the word at that distance.
+    count, since no word stands in a relation to itself. Of words that get the same the first is
+    looked at most, and none where no other word gets anything: the first word of a causal model, a
+    word that the tokenizer makes nothing of. Beside each head stands the best fixed offset (section
+    4.2 there; Voita et al. 2019, section 5.2.1): the word at that distance.
     """
 
     needs_whole = True
@@ -31,9 +33,11 @@ class Gold(Accumulator):
             annotation = block.texts.annotations.get(number)
             if annotation is None or not annotation.pairs:
                 continue
-            looks_at = _most_looked_at(block.text(b).exact[0], annotation.words)  # H W
+            n_words = 1 + max(max(annotation.words), *(max(pair[:2]) for pair in annotation.pairs))
+            looks_at = _most_looked_at(block.text(b).exact[0], annotation.words, n_words)
             for source, target, label in annotation.pairs:
-                right = (looks_at[:, source] == target).astype(np.float64)
+                found = looks_at[:, source]
+                right = np.where(np.isnan(found), np.nan, found == target)
                 self._add(f"right {label}", block, right)
                 self._add(f"pairs {label}", block, np.ones_like(right))
 
@@ -70,11 +74,16 @@ def best_offsets(annotations: Sequence[Annotation]) -> dict[str, tuple[int, floa
     return best
 
 
-def _most_looked_at(weights: Floats, words: Sequence[int]) -> Ints:
-    """`[H T T]` → `[H W]`: for each word, the other word that most of its weight goes to."""
-    word = np.array(words)
-    one_hot = (word[:, None] == np.arange(word.max() + 1)).astype(np.float64)
+def _most_looked_at(weights: Floats, words: Sequence[int], n_words: int) -> Floats:
+    """`[H T T]` → `[H W]`: for each word, the other word that most of its weight goes to.
+
+    -1 where no other word gets any, NaN where a weight is no number.
+    """
+    one_hot = (np.array(words)[:, None] == np.arange(n_words)).astype(np.float64)
     to_words = weights @ one_hot  # H T W: sums
     by_words = (one_hot / np.maximum(one_hot.sum(0), 1)).T @ to_words  # H W W: means
-    own = np.eye(by_words.shape[-1], dtype=np.bool_)
-    return np.asarray(np.where(own, -1.0, by_words).argmax(-1))
+    own = np.eye(n_words, dtype=np.bool_)
+    others = np.where(own, 0.0, by_words)
+    most = others.argmax(-1)
+    weight = np.take_along_axis(others, most[..., None], -1)[..., 0]
+    return np.where(np.isnan(weight), np.nan, np.where(weight > 0, most, -1.0))

@@ -15,14 +15,16 @@ TOKENS, COPIES = 25, 4
 class Induction(Accumulator):
     """Scores on text that repeats, over the rows whose token stood earlier in the text.
 
-    Olsson et al. 2022, "Model Analysis Table" and appendix; for such a row at i, token t_i:
+    Means over such rows, at i, of token t_i:
 
     - `prefix_matching` Σ over j ≤ i with t_{j-1} = t_i: the weight on tokens that followed this one
-      before. An induction head has all of it there.
-    - `duplicate_token` Σ over j < i with t_j = t_i: the weight on the same token before.
-    - `previous_token` a_{i-1}.
+      before. An induction head has all of it there. Olsson et al. 2022, methods, "Head activation
+      evaluators".
+    - `duplicate_token` Σ over j < i with t_j = t_i: the weight on the same token before. Not
+      theirs; Wang et al. 2022 name heads that do so (section 3).
+    - `previous_token` a_{i-1}: as theirs, who take it from ordinary text.
 
-    Special tokens are no rows and no keys of it.
+    Special tokens, separators, periods and commas are no rows and no keys of it.
     """
 
     def update(self, block: Block) -> None:

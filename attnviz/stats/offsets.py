@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Self
-
 import numpy as np
 
 from attnviz.stats.block import Block, Floats, Ints
-from attnviz.stats.sums import Accumulator, ratio
-
-FARTHEST = 2048
-"""Offsets beyond are counted together, one sum before and one after."""
+from attnviz.stats.sums import Accumulator, ratio, reach
 
 POSITIONAL = 0.9
 """Voita et al. 2019, section 5.1: a head is positional when so many of its largest weights are at
@@ -23,31 +18,22 @@ class Offsets(Accumulator):
     A row counts for r where there is a key at i + r, as in Voita et al. 2019 (section 5.1): row 0
     has no previous token and does not speak against a previous-token head. Of equal weights the
     first is the largest. `offset` is the best r, `at_offset` its share, among offsets that half of
-    all rows have: the last row's own best offset would have a share of 1.
+    all rows have: the last row's own best offset would have a share of 1. A head with a weight that
+    is no number has none of them, since nobody knows which weight is the largest.
 
-    `shares` has all of them. Sums are `[L H 2w + 1]`, offset 0 in the middle; w grows with the
-    texts, up to `FARTHEST`.
+    `shares` has all of them, up to `FARTHEST`.
     """
 
-    def merge(self, other: Self) -> Self:
-        both = self._empty()
-        for part in (self, other):
-            for name, array in part.sums.items():
-                mine = both.sums.get(name, np.zeros((self.n_layers, self.n_heads, 1)))
-                width = max(array.shape[2], mine.shape[2])
-                both.sums[name] = _widened(mine, width) + _widened(array, width)
-        return both
-
     def update(self, block: Block) -> None:
-        reach = 1 + max(block.queries.positions.max(), block.keys.positions.max(), 1)
-        half = min(1 << (int(reach) - 1).bit_length(), FARTHEST) + 1
+        half = reach(block)
         width = 2 * half + 1
         own_place = block.queries.positions + block.keys.starts[:, None]  # B R
         ahead = block.largest_at - own_place[:, None]  # B H R
         column = np.clip(ahead, -half, half) + half + width * np.arange(block.n_heads)[:, None]
         chosen = column if block.all_count else column[np.broadcast_to(block.counts, column.shape)]
         found = np.bincount(chosen.ravel(), minlength=block.n_heads * width).reshape(-1, width)
-        self._add_centred("found", block, found.astype(np.float64))
+        known = np.isfinite(block.largest).all((0, 2))[:, None]  # the largest is NaN if any is
+        self._add_centred("found", block, np.where(known, found, np.nan))
         having = block.once(f"having {half}", lambda: _having(block, half))
         self._add_centred("having", block, having)
 
@@ -71,12 +57,6 @@ class Offsets(Accumulator):
         half = found.shape[2] // 2
         return ratio(found, having)[..., 1:-1], np.arange(-half + 1, half)
 
-    def _add_centred(self, name: str, block: Block, values: Floats) -> None:
-        mine = self.sums.get(name, np.zeros((self.n_layers, self.n_heads, 1)))
-        width = max(mine.shape[2], values.shape[1])
-        self.sums[name] = mine = _widened(mine, width)
-        mine[block.layer, block.heads] += _widened(values, width)  # a row for all heads, or each
-
 
 def _having(block: Block, half: int) -> Floats:
     """`[1|H 2·half + 1]`: how many rows that count have a key at each offset, -half … half.
@@ -93,11 +73,3 @@ def _having(block: Block, half: int) -> Floats:
         np.add.at(steps[head], begin[counts], 1)
         np.add.at(steps[head], end[counts], -1)
     return np.asarray(steps.cumsum(1)[:, :width])
-
-
-def _widened(array: Floats, width: int) -> Floats:
-    """Zeros on both sides. The outermost sums are not empty only at the greatest width."""
-    grow = (width - array.shape[-1]) // 2
-    if not grow:
-        return array
-    return np.pad(array, [(0, 0)] * (array.ndim - 1) + [(grow, grow)])

@@ -21,10 +21,11 @@ class Sharpness(Accumulator):
     - `entropy` H(a) = -Σ_j a_j log₂ a_j, in bits.
     - `entropy_smoothed` H(0.9999 a + 0.0001 / n): as the code of Clark et al. 2019 has it
       (section 3.3), in bits where they have nats. Spread over what may be seen only.
-    - `entropy_first` H of the row of the first token, [CLS] in BERT (Clark et al. 2019, fig. 4).
+    - `entropy_first` H of the row of the first token, [CLS] in BERT (Clark et al. 2019, section
+      3.3).
     - `keys` 2^H(a): as if that many keys shared the row evenly (the perplexity of the row).
     - `largest` max_j a_j; `confidence` the same with separators apart (Voita et al. 2019, section
-      4.1: the mean largest weight, the end of the sentence excluded).
+      4: the mean largest weight, the end of the sentence excluded).
     """
 
     def update(self, block: Block) -> None:
@@ -95,7 +96,8 @@ def _entropy(block: Block) -> Floats:
     logs = np.abs(block.clean)  # -1e-9, as rounding leaves it, adds nothing to speak of
     logs += np.finfo(logs.dtype).tiny
     np.log2(logs, out=logs)
-    return np.asarray(0.0 - np.vecdot(block.exact, logs.astype(np.float64)))  # not -0.0
+    entropy = 0.0 - np.vecdot(block.exact, logs.astype(np.float64))  # not -0.0
+    return np.where(np.isfinite(entropy), entropy, np.nan)  # 2^-inf would be a sound 0
 
 
 def row_sums(values: npt.NDArray[Any]) -> Floats:

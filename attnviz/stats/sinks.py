@@ -11,15 +11,17 @@ PLACES = 16
 """The keys k = 0 … 15 are followed."""
 
 EPSILON = 0.3
-"""From this α₀ on a head has a sink (Gu et al. 2024, section 3.2)."""
+"""Above this α₀ a head has a sink (Gu et al. 2024, section 3.2)."""
 
 
 class Sinks(Accumulator):
     """α_k = Σ_{i≥k} A[i, k] / (T - k), Gu et al. 2024, section 3.2, for the first `PLACES` keys k.
 
-    Over several texts both sums run over all of them: a long text has more rows, and counts more.
-    `sink` is α₀; `strongest` the largest α_k among keys that half of all rows may have, and
-    `strongest_at` its k. A head has a sink from `EPSILON` on.
+    They count tokens from 1, and divide by T - k + 1. Over several texts both sums run over all of
+    them: a long text has more rows, and counts more. `sink` is α₀; `strongest` the largest α_k
+    among keys that half of all rows may have, and `strongest_at` its k. A head has a sink above
+    `EPSILON`. α₀ is at least 1/T in a causal model, and 0.41 for six tokens that are looked at
+    evenly: figures are comparable for one T, and they take T = 64.
     """
 
     def update(self, block: Block) -> None:

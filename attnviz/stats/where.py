@@ -7,7 +7,7 @@ from typing import Self
 import numpy as np
 
 from attnviz.stats.block import Block, Bools, Floats, Ints
-from attnviz.stats.sums import Accumulator, ratio
+from attnviz.stats.sums import Accumulator, ratio, reach
 from attnviz.stats.words import PUNCTUATION, SEPARATOR, SPECIAL
 
 WINDOW = 5
@@ -34,11 +34,16 @@ class Where(Accumulator):
     - `same_token` Σ over other places that hold the query's own token, before or after it.
     - `distance` Σ_j a_j |i - j|, in positions; `near` Σ over |i - j| ≤ k, k = 5 as a rule.
     - `to_identity` 1 - a_i: the total variation distance of the row from looking at itself alone.
-    - `fixed` Σ over the first token, specials and separators; `band` Σ over |i - j| ≤ 1: what the
-      vertical and diagonal kinds of Kovaleva et al. 2019 (section 4.1) are told by.
-    - `segment` the share of all other weight that stays in the query's own segment, from separator
-      to separator, in texts of two segments and more; `segment_evenly` what it would be if rows
-      were spread evenly over what they may see. Their block kind.
+    - `fixed` Σ over the first token, specials and separators; `band` Σ over |i - j| ≤ 1;
+      `fixed_band` Σ over keys that are both, which in a short text are many. What the vertical and
+      diagonal kinds of Kovaleva et al. 2019 (section 4.1) are told by.
+    - `segment` the share of the weight on ordinary keys, which are not `fixed`, that stays in the
+      query's own segment, from separator to separator, in texts of two segments and more. Their
+      block kind. `segment_evenly` is what it would be if the head looked as far as it does, and
+      took no notice of segments: Σ_r w_r s_r / Σ_r w_r n_r, for the mean weight w_r of an ordinary
+      key at offset r, the number n_r of such cells, and s_r of those in the own segment. A head
+      that looks at its neighbours stays in its segment by that alone. w_r is that of every fourth
+      row, since it costs as much as all else here.
     """
 
     def __init__(
@@ -66,8 +71,14 @@ class Where(Accumulator):
             "separator_from_separator": ratio(from_separator, closing),
             "separator_from_other": ratio(self._sum("separator") - from_separator, rows - closing),
             "segment": ratio(self._sum("segment"), self._sum("loose")),
-            "segment_evenly": ratio(self._sum("segment_evenly"), self._sum("loose_evenly")),
+            "segment_evenly": self._segment_evenly(),
         }
+
+    def _segment_evenly(self) -> Floats:
+        none = np.zeros((self.n_layers, self.n_heads, 1))
+        weight, sampled, cells, own = (self.sums.get(name, none) for name in BY_OFFSET)
+        mean = np.divide(weight, sampled, out=np.zeros_like(weight), where=sampled > 0)
+        return ratio((mean * own).sum(-1), (mean * cells).sum(-1))
 
     def _columns(self, block: Block) -> None:
         """Kinds of keys, whatever the query: each key's sum over the rows is enough."""
@@ -85,6 +96,7 @@ class Where(Accumulator):
         cells = block.once("diagonals", lambda: _diagonal_cells(block))
         for name, own in zip(DIAGONALS, cells, strict=True):
             self._add(name, block, _sum_of(block, own))
+        self._add("fixed_band", block, _sum_of(block, block.once("both", lambda: _both(block))))
 
     def _pairs(self, block: Block) -> None:
         """What depends on both: products with masks over all cells."""
@@ -98,18 +110,28 @@ class Where(Accumulator):
         own = block.once("own segment", lambda: _own_segment(block))
         if own is not None:
             self._add("segment", block, (weights @ own).sum((0, 2)))
-            sums_evenly = block.once("evenly", lambda: _evenly(block, own))
-            for name, values in zip(("segment_evenly", "loose_evenly"), sums_evenly, strict=True):
-                self._add(name, block, np.broadcast_to(values, (block.n_heads,)))
+            half = reach(block)
+            cells = block.once(f"cells {half}", lambda: _cells_by_offset(block, own, half))
+            loose = block.once("loose", lambda: _loose(block).astype(np.float64))
+            values = (_by_offset(block, block.exact, loose, half, SAMPLED), *cells)
+            for name, sums in zip(BY_OFFSET, values, strict=True):
+                self._add_centred(name, block, sums)
 
 
 DIAGONALS = {"previous": -1, "self": 0, "next": 1}
 COLUMNS = ("first", "first_tokens", "separator", "punctuation", "special", "fixed", "loose")
 PLAIN = (
     *("self", "previous", "next", "first", "first_tokens", "separator", "punctuation", "special"),
-    *("same_token", "distance", "near", "fixed"),
+    *("same_token", "distance", "near", "fixed", "fixed_band"),
 )
 """Measures that are means over all rows."""
+
+BY_OFFSET = ("loose_at", "sampled_cells", "loose_cells", "own_cells")
+"""Sums by offset: weight on ordinary keys in rows of the sample, how many cells of such keys these
+rows have, and all rows; and how many of the last are of the own segment."""
+
+SAMPLED = 4
+"""Every so many rows, by their position, are looked at for the weight at each offset."""
 
 
 Cells = tuple[Ints, Ints, Ints]
@@ -127,15 +149,15 @@ def _sum_of(block: Block, cells: Cells) -> Floats:
 
 def _column_masks(block: Block, first: int) -> Floats:
     """`[B Tk F]`: which keys are of the kinds `COLUMNS`."""
-    keys, fixed = block.keys, _fixed(block)
+    keys = block.keys
     kinds = (
         (keys.positions == 0) & keys.real,
         (keys.positions < first) & keys.real,
         keys.is_kind(SEPARATOR),
         keys.is_kind(PUNCTUATION),
         keys.is_kind(SPECIAL),
-        fixed,
-        ~fixed & keys.real & _in_segments(block),
+        _fixed(block),
+        _loose(block),
     )
     return np.stack(kinds, axis=-1).astype(np.float64)
 
@@ -166,6 +188,15 @@ def _diagonal_cells(block: Block) -> list[Cells]:
     return found
 
 
+def _both(block: Block) -> Cells:
+    """The cells of `DIAGONALS` whose keys are fixed."""
+    fixed = _fixed(block)
+    some = [np.stack(cells) for cells in block.once("diagonals", lambda: _diagonal_cells(block))]
+    b, r, k = np.concatenate(some, axis=1)
+    chosen = fixed[b, k]
+    return b[chosen], r[chosen], k[chosen]
+
+
 def _same_token_cells(block: Block) -> Cells:
     """Where the query's own token stands again."""
     queries, keys = block.queries, block.keys
@@ -192,19 +223,52 @@ def _in_segments(block: Block) -> Bools:
     return np.asarray(last > first)
 
 
-def _evenly(block: Block, within: Floats) -> tuple[Floats, Floats]:
-    """What rows spread evenly would give to their own segment, and to all that is not fixed.
+def _loose(block: Block) -> Bools:
+    """`[B Tk]`: ordinary keys, of texts in segments."""
+    return np.asarray(~_fixed(block) & block.keys.real & _in_segments(block))
 
-    `[1|H]` each. `within` `[B R·Tk]` are the cells of the own segment.
+
+def _cells_by_offset(block: Block, own: Floats, half: int) -> list[Floats]:
+    """How many cells of ordinary keys rows that count may see at each offset: those of the sample,
+    all rows, and in the own segment, as `own` `[B R·Tk 1]` has it. `[1|H 2·half + 1]` each."""
+    may = block.counts[..., None] & (True if block.allowed is None else block.allowed)
+    shape = (*may.shape[:3], block.weights.shape[3])
+    seen: Floats = np.broadcast_to(may, shape).astype(np.float64)
+    own = own.reshape(len(own), 1, *seen.shape[2:])
+    loose = _loose(block).astype(np.float64)
+    return [
+        _by_offset(block, seen, loose, half, SAMPLED),
+        _by_offset(block, seen, loose, half),
+        _by_offset(block, seen * own, loose, half),
+    ]
+
+
+def _by_offset(block: Block, values: Floats, keys: Floats, half: int, every: int = 1) -> Floats:
+    """Sums of `values` `[B H R Tk]` over cells at each offset: `[H 2·half + 1]`.
+
+    Of each row whose position is a multiple of `every`; `keys` `[B Tk]` is 1 where a key counts.
+    The last row comes first, with zeros behind each; read as rows that are shorter by `every`, each
+    stands so much further to the right than the one above, and cells at one offset in one column.
     """
-    share = block.counts / np.maximum(block.seen, 1)  # B 1|H R
-    within = within.reshape(len(block.weights), 1, *block.weights.shape[2:])
-    loose = (~_fixed(block) & block.keys.real & _in_segments(block))[:, None, None]
-    sums = []
-    for mask in (within, loose):
-        seen = mask if block.allowed is None else mask * block.allowed
-        sums.append(np.asarray((seen.sum(-1) * share).sum((0, 2))))
-    return sums[0], sums[1]
+    sums = np.zeros((values.shape[1], 2 * half + 1))
+    for one, counts, at, to in zip(
+        values, keys, block.queries.positions[:, 0], block.keys.positions[:, 0], strict=True
+    ):
+        first = -at % every
+        chosen = one[:, first::every]
+        heads, rows, width = chosen.shape
+        if not rows:
+            continue
+        n = width + every * (rows - 1)
+        skewed = np.zeros((heads, rows, n + every))
+        np.multiply(chosen[:, ::-1], counts, out=skewed[..., :width])
+        found = skewed.reshape(heads, -1)[:, : rows * n].reshape(heads, rows, n).sum(1)
+        begin = to - (at + first + every * (rows - 1)) + half
+        if 0 <= begin <= sums.shape[1] - n:
+            sums[:, begin : begin + n] += found
+        else:  # all that is farther goes to the ends
+            np.add.at(sums.T, np.clip(np.arange(begin, begin + n), 0, 2 * half), found.T)
+    return sums
 
 
 def _distances(block: Block, window: int) -> tuple[Floats, Floats]:

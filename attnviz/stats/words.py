@@ -7,12 +7,14 @@ from functools import lru_cache
 SEPARATOR, PUNCTUATION, SPECIAL = 1, 2, 4
 """Bits of `kind_of`."""
 
-SEPARATORS = frozenset({"[SEP]", "</s>", "<eos>", "<|endoftext|>", "<|im_end|>", "<|end_of_text|>"})
+SEPARATORS = frozenset(
+    {"[SEP]", "<sep>", "</s>", "<eos>", "<|endoftext|>", "<|im_end|>", "<|end_of_text|>"}
+)
 """Tokens that close a text or a part of it: BERT's [SEP], and what others use in its place."""
 
 OTHER_SPECIALS = frozenset(
     {"[CLS]", "[PAD]", "[MASK]", "[UNK]", "<s>", "<pad>", "<mask>", "<unk>", "<bos>", "<cls>"}
-    | {"<sep>", "<|begin_of_text|>", "<|im_start|>", "<|startoftext|>"}
+    | {"<|begin_of_text|>", "<|im_start|>", "<|startoftext|>"}
 )
 
 MARKS = frozenset(".,。，、．،۔।։")
