@@ -147,6 +147,7 @@ def test_the_table() -> None:
 
 @pytest.mark.parametrize("columns", [12, 20])
 def test_a_very_narrow_terminal_folds_the_table(columns: int) -> None:
+    assert max(map(len, printed(report(), columns, top=1).splitlines())) <= columns
     lines = printed(report(), columns).splitlines()
     assert max(map(len, lines)) <= columns
     assert "".join(printed(report(), columns).split()).count("entropy2.500") == 11

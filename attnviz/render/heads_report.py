@@ -24,6 +24,7 @@ Floats = npt.NDArray[np.float64]
 
 COLUMNS = ("self", "previous", "next", "first", "separator", "same_token", "entropy", "largest",
            "distance", "sink", "rank")  # fmt: skip
+OTHERS = ("prefix_matching", "gold")
 """Figures of the table, or where none of them was taken all that were; files have them all."""
 
 FEW = 3
@@ -231,14 +232,15 @@ def print_report(
     over = f"means over {count(rows, 'query row')} of {count(documents, 'document')}"
     title = f"heads of {printable(report.source, 200)}: {over}"
     write(console, *flow([paper.text(title, "bold")], paper.width, "  "))
-    more = ("prefix_matching", "gold")
-    columns = [name for name in (*COLUMNS, *more) if name in report.figures] or [*report.figures]
+    columns = [name for name in (*COLUMNS, *OTHERS) if name in report.figures]
+    columns = columns or list(report.figures)
     if sort is not None and sort not in columns:
         columns.insert(0, sort)
     _print_table(report, console, paper, columns, report.sorted_heads(sort)[:top])
     left_out = len(report.heads) - (top or len(report.heads))
     if left_out > 0:
-        write(console, paper.text(f"{count(left_out, 'more head')}; --top 0 shows all", "dim"))
+        more = paper.text(f"{count(left_out, 'more head')}; --top 0 shows all", "dim")
+        write(console, *flow([more], paper.width, "  "))
     words = [_text(f"{printable(n, 40)}: {report.meaning(n)}", paper, "dim") for n in columns]
     write(console, *flow(words, min(paper.width, 100), "  "))
     for line in (*summary(report), *notable(report)):

@@ -96,7 +96,7 @@ function drawTable() {
   for (const head of heads) {
     const line = body.insertRow();
     line.dataset.head = `${head.layer}.${head.head}`;
-    line.append(element("th", `${head.layer}.${head.head}`, { scope: "row" }), element("td", head.class));
+    line.append(element("th", `${head.layer}.${head.head}`, { scope: "row" }), element("td", head.class, { title: data.classes[head.class] || "" }));
     for (const name of names) line.append(element("td", shown(head[name])));
     line.addEventListener("click", () => choose(head));
   }
