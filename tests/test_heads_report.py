@@ -363,6 +363,15 @@ def test_whole_numbers_are_drawn_whole(here: Path) -> None:
     assert "×" in words
 
 
+@pytest.mark.parametrize(("layers", "heads", "numbers"), [(30, 9, 270), (2, 64, 0), (64, 2, 0)])
+def test_cells_have_numbers_where_these_fit(
+    here: Path, layers: int, heads: int, numbers: int
+) -> None:
+    made = HeadReport({"x": np.full((layers, heads), 7.77)}, tuple(range(layers)), "x")
+    draw_matrix(made, "x", here / "m.svg", Look())
+    assert svg_words(here / "m.svg").split().count("7.77") == numbers
+
+
 def test_pictures_of_hardly_anything(here: Path) -> None:
     one = HeadReport({"x": np.full((1, 1), np.nan)}, (0,), "", divergences=np.zeros((1, 1)))
     draw_matrix(one, "x", here / "m.png", Look())

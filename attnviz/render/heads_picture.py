@@ -19,9 +19,6 @@ THEMES = {"light": ("white", "#17191f"), "dark": ("#121418", "#e8eaee")}
 CELL, MOST = 0.32, 14.0
 """Inches of a cell, and of a side at most."""
 
-NUMBERED = 24
-"""Up to so many heads on a side, cells have numbers."""
-
 
 def draw_matrix(report: HeadReport, measure: str, path: Path, look: Look) -> list[str]:
     """Layers (rows) × heads (columns), cells coloured by a figure; `path.suffix` is the form.
@@ -40,7 +37,7 @@ def draw_matrix(report: HeadReport, measure: str, path: Path, look: Look) -> lis
     axes.set_ylabel("layer", color=ink)
     _ticks(axes.xaxis, [str(i) for i in range(heads)])
     _ticks(axes.yaxis, [str(number) for number in report.layer_numbers])
-    if heads <= NUMBERED and layers <= NUMBERED:
+    if max(wide, high) < MOST:  # cells have their full size: numbers fit into them
         _number_cells(axes, values)
     _write(figure, path, look)
     return notices
