@@ -312,3 +312,26 @@ def test_a_bug_can_show_its_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ATTNVIZ_TRACEBACK", "1")
     with pytest.raises(KeyError):
         call(["run"])
+
+
+def test_a_signal_that_comes_while_an_object_is_deleted_comes_again() -> None:
+    script = (
+        "import signal, sys, time\n"
+        "from attnviz.cli import main\n"
+        "class Deleted:\n"
+        "    def __del__(self):\n"
+        "        signal.raise_signal(int(sys.argv[1]))\n"
+        "        time.sleep(0.01)\n"
+        "def work(_):\n"
+        "    Deleted()\n"
+        "    time.sleep(30)\n"
+        "main.typer.main.get_command = lambda app: type('C', (), {'main': lambda *a, **k: work(0)})()\n"
+        "main.main([])\n"
+    )
+    for number, code in ((2, 130), (15, 143)):
+        done = subprocess.run(
+            [sys.executable, "-c", script, str(number)], capture_output=True, text=True, timeout=25
+        )
+        assert (done.returncode, done.stderr) == (
+            code, "attnviz: stopped; no file was left half written\n"
+        )  # fmt: skip

@@ -361,7 +361,7 @@ def test_a_flow_that_cannot_be_is_refused_before_the_long_work(
 
 def test_texts_that_are_names_of_files(capsys: pytest.CaptureFixture[str], here: Path) -> None:
     (here / "a.txt").write_text("not this\n")
-    said = "a.txt is measured as a text; the file of that name is read by --file\n"
+    said = "a.txt is taken as a text; --file reads the file of that name\n"
     assert call(["stats", "a.txt", "b.txt", "/", "x" * 5000, *SMALL]) == 0
     assert capsys.readouterr().err == said
     assert call(["stats", "a.txt", *SMALL, "-q"]) == 0

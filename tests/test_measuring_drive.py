@@ -19,7 +19,9 @@ import torch
 
 from attnviz.config import AttentionConfig
 from attnviz.errors import AttnvizError, ConfigError, InputError
+from attnviz.measuring import checkpoint as checkpoint_module
 from attnviz.measuring import cluster
+from attnviz.measuring import drive as drive_module
 from attnviz.measuring import tally as tally_module
 from attnviz.measuring.batches import Shard, batches, shards
 from attnviz.measuring.checkpoint import Checkpoint, _ranges
@@ -218,6 +220,60 @@ def test_a_checkpoint_that_cannot_be_written_leaves_the_old_one(
         checkpoint.save({0, 1}, part)
     assert (here / "c.npz").read_bytes() == before
     assert len(list(here.iterdir())) == 2
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # a file as it opens
+@pytest.mark.parametrize("every", [0.0, 1e9])
+def test_a_stop_at_any_line_counts_nothing_twice(source: Layers, here: Path, every: float) -> None:
+    """Ctrl-C before each line in turn that measures, adds or keeps, then --resume."""
+    import sys
+
+    corpus, options = corpus_of(here / "a.jsonl", 8), Options(("where",))
+    files = {module.__file__ for module in (drive_module, checkpoint_module)}
+    checkpoint = Checkpoint(here / "c.npz", "what")
+
+    def measure(resume: bool) -> Part:
+        part = drive(
+            source, cut(corpus, 3), options, checkpoint=checkpoint, resume=resume, every=every
+        )
+        assert part is not None
+        return part
+
+    whole, lines = measure(resume=False), 0
+
+    def stop_at(n: int) -> Any:
+        seen = 0
+
+        def trace(frame: Any, event: str, _: object) -> Any:
+            nonlocal seen
+            if frame.f_code.co_filename not in files:
+                return None
+            if event == "line":
+                seen += 1
+                if seen == n:
+                    sys.settrace(None)
+                    raise KeyboardInterrupt
+            return trace
+
+        return trace
+
+    before = sys.gettrace()
+    while True:
+        lines += 1
+        checkpoint.path.unlink(missing_ok=True)
+        sys.settrace(stop_at(lines))
+        try:
+            measure(resume=False)
+            break
+        except KeyboardInterrupt:
+            pass
+        finally:
+            sys.settrace(before)
+        again = measure(resume=checkpoint.path.exists())
+        assert again.tally == whole.tally
+        for name, values in whole.measures.result().items():
+            np.testing.assert_array_equal(again.measures.result()[name], values, err_msg=name)
+    assert lines > 40
 
 
 def test_ranges_of_shards() -> None:

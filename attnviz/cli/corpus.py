@@ -79,11 +79,6 @@ def make_corpus(flags: CorpusFlags, seed: int, scratch: Path) -> Corpus:
     return corpus if flags.sample is None else corpus.sampled(flags.sample, seed)
 
 
-def file_named(text: str) -> bool:
-    """Whether TEXT is the name of a file: it may be meant for --file."""
-    return os.path.isfile(text)  # noqa: PTH113 - a text may be no path at all
-
-
 def _stream(name: str) -> BinaryIO:
     if name != "-":
         return Path(name).open("rb")

@@ -5,14 +5,14 @@ from __future__ import annotations
 import os
 import stat
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from attnviz import batch as batches
 from attnviz.cli.options import MASK_MEANINGS, InputFlags, MaskFlags
-from attnviz.errors import InputError
+from attnviz.errors import InputError, printable
 
 if TYPE_CHECKING:
     from attnviz.batch import Batch, Reading
@@ -137,6 +137,15 @@ def make_rules(
     return rules, notices
 
 
+def named_files(texts: Iterable[str]) -> list[str]:
+    """A remark for each text that is the name of a file: it may be meant for --file."""
+    return [
+        f"{printable(text)} is taken as a text; --file reads the file of that name"
+        for text in texts
+        if os.path.isfile(text)  # noqa: PTH113 - a text may be no path at all
+    ]
+
+
 def _from_arguments(texts: Sequence[str], tokenizer: str) -> Reading:
     """Texts off the command line. In an ASCII locale Python keeps their bytes as surrogates."""
     found = []
@@ -145,7 +154,8 @@ def _from_arguments(texts: Sequence[str], tokenizer: str) -> Reading:
             found.append(os.fsencode(text).decode())
         except UnicodeDecodeError as error:
             raise InputError(f"the text is not utf-8: byte {error.start} is wrong") from None
-    return batches.from_texts(found, tokenizer)
+    reading = batches.from_texts(found, tokenizer)
+    return batches.Reading(reading.sequences, (*named_files(texts), *reading.notices))
 
 
 def _read(path: Path, flags: InputFlags, tokenizer: str) -> Reading:

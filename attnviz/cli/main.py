@@ -7,6 +7,7 @@ import gc
 import os
 import signal
 import sys
+import threading
 from io import TextIOWrapper
 from types import FrameType
 from typing import Annotated, Any, NoReturn
@@ -66,6 +67,7 @@ def main(arguments: list[str] | None = None) -> NoReturn:
     _answer(signal.SIGINT, signal.default_int_handler)
     for end in (signal.SIGTERM, signal.SIGHUP):
         _answer(end, _stop)
+    sys.unraisablehook = _again
     code = call(arguments)
     _answer(signal.SIGINT, signal.SIG_DFL)  # all is done: Ctrl-C may end what Python still does
     gc.freeze()  # nothing to collect on the way out
@@ -134,3 +136,19 @@ class Ended(BaseException):
 def _stop(number: int, _frame: FrameType | None) -> NoReturn:
     """SIGTERM and SIGHUP end the program as Ctrl-C does: nothing is left half written."""
     raise Ended(number)
+
+
+AGAIN = 0.2
+"""Seconds after which a signal that was lost comes again: what lost it is over by then."""
+
+
+def _again(lost: Any) -> None:
+    """What is raised while an object is deleted goes nowhere; a signal's answer must not."""
+    error = lost.exc_value
+    if isinstance(error, KeyboardInterrupt | Ended):
+        number = error.args[0] if isinstance(error, Ended) else signal.SIGINT
+        later = threading.Timer(AGAIN, os.kill, (os.getpid(), number))
+        later.daemon = True
+        later.start()
+    else:
+        sys.__unraisablehook__(lost)

@@ -71,7 +71,6 @@ class Work:
                 )
 
     def _appear(self) -> None:
-        from rich.console import Console
         from rich.progress import (
             BarColumn,
             Progress,
@@ -82,6 +81,8 @@ class Work:
         )
         from rich.text import Text
 
+        from attnviz.render.console import make_console
+
         class Rate(ProgressColumn):
             """`1.24 G weights/s`, where the steps have a unit."""
 
@@ -91,7 +92,7 @@ class Work:
 
         name, total, done = self._stage
         columns = (TextColumn("{task.description}"), BarColumn(), TimeRemainingColumn(), Rate())
-        bar = Progress(*columns, console=Console(stderr=True), transient=True)
+        bar = Progress(*columns, console=make_console(sys.stderr), transient=True)
         with self._lock:
             if self._over:  # the work ended while the bar was being made
                 return

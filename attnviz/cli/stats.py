@@ -14,8 +14,9 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 from attnviz.cli.console import remark, result, verdict
-from attnviz.cli.corpus import file_named, fingerprint, make_corpus, make_opening
+from attnviz.cli.corpus import fingerprint, make_corpus, make_opening
 from attnviz.cli.files import Staging, kind_of
+from attnviz.cli.inputs import named_files
 from attnviz.cli.options import (
     LayerFlags,
     LookFlags,
@@ -77,8 +78,8 @@ def stats(
     with TemporaryDirectory(prefix="attnviz-") as scratch, Staging(report.force) as staging:
         writers = _plan(report, look, staging)
         _require_place(how, report.force, staging)
-        for text in filter(file_named, corpus.text or ()):
-            say(f"{printable(text)} is measured as a text; the file of that name is read by --file")
+        for notice in named_files(corpus.text or ()):
+            say(notice)
         with Work() as work:
             work.stage("reading")
             documents = None if corpus.saved else make_corpus(corpus, layer.seed, Path(scratch))

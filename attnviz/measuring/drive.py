@@ -40,25 +40,34 @@ class Keeper:
         every: float,
         tell: Tell,
     ) -> None:
-        self.part, self.done = part, done
+        self._sums: tuple[Part | None, tuple[int, ...]] = (part, ())
+        self.done = done
         self._checkpoint, self._every, self._tell = checkpoint, every, tell
         self._saved, self._at = len(done), time.monotonic()
 
+    @property
+    def part(self) -> Part | None:
+        """All that has been measured."""
+        return self._sums[0]
+
     def add(self, part: Part, shards: Iterable[int], position: int) -> None:
         """Add what was measured of some shards, each of which comes once."""
-        self.part = part = part if self.part is None else self.part.merge(part)
-        self.done.update(shards)
+        part = part if self.part is None else self.part.merge(part)
+        # one step: Ctrl-C may come between any two, and sums without their shards count twice
+        self._sums = (part, tuple(shards))
+        self.done.update(self._sums[1])
         self._tell(Progress(part.tally.documents, part.tally.tokens, position))
         if self._checkpoint is not None and time.monotonic() - self._at >= self._every:
             self.save()
 
     def save(self) -> None:
         """Write the checkpoint, unless it is up to date."""
-        checkpoint = self._checkpoint
+        checkpoint, (part, last) = self._checkpoint, self._sums
+        self.done.update(last)
         if checkpoint is not None and (
             len(self.done) > self._saved or not checkpoint.path.exists()
         ):
-            checkpoint.save(self.done, self.part)
+            checkpoint.save(self.done, part)
         self._saved, self._at = len(self.done), time.monotonic()
 
 
