@@ -86,7 +86,7 @@ SAID = {
     "0.93 on random tokens that repeat",
     (2, 0): "layer 2 head 0: stays in its own segment, 0.90 of its weight on ordinary tokens, "
     "where its distances alone would give 0.50",
-    (2, 1): "layer 2 head 1: looks at everything, as if 93 keys shared a row evenly",
+    (2, 1): "layer 2 head 1: spreads its weight, as if 93 keys shared a row evenly",
     (2, 2): "layer 2 head 2: looks at the next token, 0.80 of its weight",
     (3, 0): "layer 7 head 0: looks at the query's own token, 0.77 of its weight",
     (3, 1): None,

@@ -189,13 +189,13 @@ def test_a_checkpoint_of_something_else(source: Layers, here: Path) -> None:
     )
     (here / "d.npz").write_text("no")
     np.savez(here / "e.npz", a=np.zeros(2))
-    facts = {"format": "attnviz.stats.checkpoint", "version": 3}
+    facts = {"format": "attnviz.stats.checkpoint", "version": 4}
     np.savez(here / "f.npz", facts=np.array(json.dumps(facts)))
     np.savez(here / "g.npz", facts=np.array('{"format": "x"}'))
     wrong = {
         "d.npz": r"^d\.npz is no \.npz archive, or a damaged one: File is not a zip file$",
         "e.npz": r"^e\.npz is no checkpoint: 'facts'$",
-        "f.npz": r"^f\.npz has version 3; this attnviz reads 2$",
+        "f.npz": r"^f\.npz has version 4; this attnviz reads 3$",
         "g.npz": r"^g\.npz is no checkpoint: it has another format$",
         "gone.npz": r"^gone\.npz: no such file or directory$",
     }

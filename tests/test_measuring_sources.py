@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
 import numpy as np
 import pytest
@@ -18,6 +20,7 @@ from attnviz.errors import ConfigError, InputError
 from attnviz.masks import causal
 from attnviz.measuring import layers as layers_module
 from attnviz.measuring import models as models_module
+from attnviz.measuring import probing as probing_module
 from attnviz.measuring import rows as rows_module
 from attnviz.measuring.documents import Document
 from attnviz.measuring.layers import Layers, Reading, open_layer, open_weights_file
@@ -26,7 +29,7 @@ from attnviz.measuring.opening import open_model
 from attnviz.measuring.probing import probe_induction
 from attnviz.measuring.rolling import layer_means, rolled
 from attnviz.measuring.saved import Saved
-from attnviz.measuring.source import Source
+from attnviz.measuring.source import Ready, Source
 from attnviz.result import load, save_npz
 from attnviz.sources.from_config import from_config
 from attnviz.sources.from_weights import Asked
@@ -366,6 +369,24 @@ def test_known_induction_heads_of_smollm2() -> None:
     assert probe.first_copy is not None
     assert probe.later_copies is not None
     assert probe.later_copies < probe.first_copy / 4
+
+
+@pytest.mark.parametrize(("start", "end"), [((), ()), ((1,), ()), ((1,), (2,)), ((), (2,))])
+def test_losses_are_those_of_the_copies(
+    start: tuple[int, ...], end: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever stands around them: a decoder's tokenizer may close its texts."""
+    copies = tuple(range(10, 35)) * 4
+    made = Ready(Document(0, "", ""), (*start, *copies, *end))
+    # the loss of each token but the first is 1 in the first copy, 5 in later ones, 99 around them
+    of_tokens = [99.0] * len(start) + [1.0] * 25 + [5.0] * 75 + [99.0] * len(end)
+    fake = SimpleNamespace(
+        probe=lambda n, seed: [made], losses=lambda batch: np.array([of_tokens[1:]])
+    )
+    nothing = SimpleNamespace(result=dict)
+    monkeypatch.setattr(probing_module, "measured", lambda *_: nothing)
+    probe = probe_induction(cast("Source", fake), 0, 1)
+    assert (probe.first_copy, probe.later_copies) == (1.0, 5.0)
 
 
 def test_an_opening_can_be_sent_to_another_process() -> None:

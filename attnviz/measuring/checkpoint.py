@@ -18,7 +18,7 @@ from attnviz.measuring.tally import Part, Tally
 from attnviz.npy import read_npz
 from attnviz.stats.measures import Measures, Options
 
-FORMAT, VERSION = "attnviz.stats.checkpoint", 2
+FORMAT, VERSION = "attnviz.stats.checkpoint", 3
 
 
 @dataclass(frozen=True)

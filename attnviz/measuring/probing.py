@@ -37,8 +37,9 @@ def probe_induction(source: Source, seed: int, sequences: int = SEQUENCES) -> Pr
     losses = source.losses(made)
     if losses is None:
         return Probe(scores, None, None, sequences)
-    # losses[t] is that of token t + 1; before the copies stands what texts of the model begin with
-    before = len(made[0]) - TOKENS * COPIES
-    first = losses[:, max(before - 1, 0) : before - 1 + TOKENS]
-    later = losses[:, before - 1 + TOKENS :]
+    # losses[t] is that of token t + 1; around the copies stands what texts of the model have there
+    ids, length = made[0].ids, TOKENS * COPIES
+    begin = next(b for b in range(len(ids)) if ids[b : b + length] == ids[b : b + TOKENS] * COPIES)
+    first = losses[:, max(begin - 1, 0) : begin - 1 + TOKENS]
+    later = losses[:, begin - 1 + TOKENS : begin - 1 + length]
     return Probe(scores, float(first.mean()), float(later.mean()), sequences)

@@ -159,7 +159,7 @@ def sentence(report: HeadReport, head: tuple[int, int]) -> str | None:
         "same token": f"looks at the same token elsewhere, {found.value:.2f} of its weight",
         "block": f"stays in its own segment, {found.value:.2f} of its weight on ordinary tokens, "
         f"where its distances alone would give {figure('segment_evenly'):.2f}",
-        "broad": f"looks at everything, as if {found.value:.0f} keys shared a row evenly",
+        "broad": f"spreads its weight, as if {found.value:.0f} keys shared a row evenly",
     }.get(found.name)
     return (
         None if words is None else f"layer {report.layer_numbers[head[0]]} head {head[1]}: {words}"
