@@ -126,6 +126,8 @@ def test_what_a_reading_makes_of_documents() -> None:
         source.ready(Document(0, "", "w99"))
     with pytest.raises(InputError, match=r"^is annotated, and is not cut$"):
         source.ready(Document(0, "", ("w1", "w2", "w3", "w4"), ()))
+    with pytest.raises(InputError, match=r"^is annotated, and longer than 2,048 tokens$"):
+        open_layer(config(), WORDS, Reading()).ready(Document(0, "", ("w1",) * 2049, ()))
     known = source.ready(Document(0, "", ("w1", "w2"), ((0, 1, ""),)))
     assert known.words == (0, 1)
     assert source.losses([known]) is None
@@ -317,7 +319,11 @@ def test_a_long_text_through_a_model_is_made_of_rows(
     assert source.longest == 15
     parts = attended(source, document)
     assert source.longest == 15  # it was proved
+    annotated = Document(0, "", ("the", "cat") * 9, ((0, 1, ""),))
+    with pytest.raises(InputError, match=r"^is annotated, and longer than 15 tokens$"):
+        source.ready(annotated)
     source.longest = None
+    assert source.ready(annotated).words
     whole = attended(source, document)
     assert [(part.layer, part.start) for part in parts] == [
         (layer, start) for layer in (0, 1) for start in range(0, whole[0].weights.shape[2], 4)

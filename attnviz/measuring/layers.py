@@ -115,6 +115,8 @@ class Layers:
         tokens, cut = self._reading.tokens(document)
         if document.pairs is not None and cut:
             raise InputError("is annotated, and is not cut")
+        if document.pairs is not None and len(tokens) > LONGEST:
+            raise InputError(f"is annotated, and longer than {LONGEST:,} tokens")
         ids = []
         for token in tokens:
             number = self._numbers.get(token, self._numbers.get("[UNK]"))

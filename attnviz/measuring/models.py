@@ -96,6 +96,8 @@ class Model:
         if document.pairs is not None:
             if cut:
                 raise InputError("is annotated, and longer than --max-len")
+            if self.longest is not None and len(ids) > self.longest:
+                raise InputError(f"is annotated, and longer than {self.longest:,} tokens")
             numbers = tuple(-1 if word is None else word for word in made.word_ids())
         return Ready(document, tuple(ids), (), numbers, cut)
 

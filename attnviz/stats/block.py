@@ -138,9 +138,9 @@ class Block:
     first_key: int = 0
     first_head: int = 0
 
-    @property
+    @cached_property
     def heads(self) -> slice:
-        """The heads of the layer that are here: all, or one of a long text."""
+        """The heads of the layer that are here: all, or some of a long text."""
         return slice(self.first_head, self.first_head + self.n_heads)
 
     @property
@@ -162,14 +162,19 @@ class Block:
     def once(self, name: str, make: Callable[[], T]) -> T:
         """What `make` makes of this piece's texts and mask: made once for all layers that share
         them, as most do."""
-        key, mask = (name, *self.place), self.allowed
-        kept = self.texts.kept.get(key)
-        if kept is None or not _is_same(kept[0], mask):
-            kept = self.texts.keep(
-                key, (mask, make())
-            )  # the mask is held: its memory stays its own
-        made: T = kept[1]
+        if name not in self._known:
+            self._known[name] = make()
+        made: T = self._known[name]
         return made
+
+    @cached_property
+    def _known(self) -> dict[str, Any]:
+        """What has been made of this piece's texts and mask, by name."""
+        kept: tuple[Bools | None, dict[str, Any]] | None = self.texts.kept.get(self.place)
+        if kept is None or not _is_same(kept[0], self.allowed):
+            # the mask is held: its memory stays its own
+            kept = self.texts.keep(self.place, (self.allowed, {}))
+        return kept[1]
 
     def pieces(self) -> Iterator[Block]:
         """The block in parts of at most `MOST_WEIGHTS` weights, without padding that all share."""
