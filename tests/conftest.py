@@ -15,6 +15,9 @@ from hypothesis import settings
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page
 
+# NumPy's threads spin while they wait for each other: beside other workers, tests take minutes.
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+
 # Tests that are run in the background would hand on that these are ignored, and none could end
 # the programs that they start.
 for _ended_by in (signal.SIGINT, signal.SIGHUP):
