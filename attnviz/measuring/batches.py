@@ -11,7 +11,7 @@ from attnviz.measuring.source import Ready
 SHARD = 256
 """Documents of a shard: what is sorted by length, done as a whole, and kept in a checkpoint."""
 
-MOST_TOKENS, MOST_CELLS = 4096, 2**19
+MOST_TOKENS, MOST_CELLS = 2048, 2**19
 """Of a padded batch: tokens, and cells of a head's maps."""
 
 
