@@ -244,6 +244,8 @@ class ReportFlags(FlagGroup):
     def __post_init__(self) -> None:
         for given in self.out or ():
             _suffix("-o", given, (*TABLES, *DRAWN))
+            if given.lower().endswith(".parquet"):
+                require_package("pyarrow", f"-o {printable(given)}", "corpus")
         if self.agreement_out is not None:
             _suffix("--agreement-out", self.agreement_out, DRAWN)
             require_package("scipy", "--agreement-out", "corpus")
