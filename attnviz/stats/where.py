@@ -111,8 +111,8 @@ class Where(Accumulator):
         if own is not None:
             self._add("segment", block, (weights @ own).sum((0, 2)))
             half = reach(block)
-            cells = block.once(f"cells {half}", lambda: _cells_by_offset(block, own, half))
             loose = block.once("loose", lambda: _loose(block).astype(np.float64))
+            cells = block.once(f"cells {half}", lambda: _cells_by_offset(block, own, loose, half))
             values = (_by_offset(block, block.exact, loose, half, SAMPLED), *cells)
             for name, sums in zip(BY_OFFSET, values, strict=True):
                 self._add_centred(name, block, sums)
@@ -228,14 +228,13 @@ def _loose(block: Block) -> Bools:
     return np.asarray(~_fixed(block) & block.keys.real & _in_segments(block))
 
 
-def _cells_by_offset(block: Block, own: Floats, half: int) -> list[Floats]:
+def _cells_by_offset(block: Block, own: Floats, loose: Floats, half: int) -> list[Floats]:
     """How many cells of ordinary keys rows that count may see at each offset: those of the sample,
     all rows, and in the own segment, as `own` `[B R·Tk 1]` has it. `[1|H 2·half + 1]` each."""
     may = block.counts[..., None] & (True if block.allowed is None else block.allowed)
     shape = (*may.shape[:3], block.weights.shape[3])
     seen: Floats = np.broadcast_to(may, shape).astype(np.float64)
     own = own.reshape(len(own), 1, *seen.shape[2:])
-    loose = _loose(block).astype(np.float64)
     return [
         _by_offset(block, seen, loose, half, SAMPLED),
         _by_offset(block, seen, loose, half),
