@@ -15,15 +15,15 @@ if TYPE_CHECKING:
     from attnviz.checks import assert_attention, check
     from attnviz.comparison import compare
     from attnviz.config import AttentionConfig
-    from attnviz.result import AttentionResult, load
+    from attnviz.result import Attention, load
     from attnviz.sources.capturing import capture
     from attnviz.sources.from_arrays import read_attention
 
 __version__ = "0.1.0"
 
 __all__ = [
+    "Attention",
     "AttentionConfig",
-    "AttentionResult",
     "MultiHeadAttention",
     "assert_attention",
     "capture",
@@ -36,7 +36,7 @@ __all__ = [
 
 _HOMES = {
     "AttentionConfig": "attnviz.config",
-    "AttentionResult": "attnviz.result",
+    "Attention": "attnviz.result",
     "MultiHeadAttention": "attnviz.attention",
     "assert_attention": "attnviz.checks",
     "capture": "attnviz.sources.capturing",

@@ -18,7 +18,7 @@ import numpy.typing as npt
 from attnviz.divergence import jensen_shannon
 from attnviz.errors import ConfigError, InputError, printable
 from attnviz.npy import as_numpy
-from attnviz.result import AttentionResult
+from attnviz.result import Attention
 
 BLOCK = 2**20
 """Weights of each side that are in work at once: 8 MiB as float64."""
@@ -90,8 +90,8 @@ class HeadDifference:
 class Comparison:
     """What `compare` found. `heads` has the one that changed most first."""
 
-    a: AttentionResult
-    b: AttentionResult
+    a: Attention
+    b: Attention
     sequences: tuple[int, ...]
     heads: tuple[HeadDifference, ...]
     matched: bool
@@ -126,8 +126,8 @@ class Comparison:
 
 
 def compare(
-    a: AttentionResult | npt.ArrayLike,
-    b: AttentionResult | npt.ArrayLike,
+    a: Attention | npt.ArrayLike,
+    b: Attention | npt.ArrayLike,
     *,
     layers: Sequence[int] | None = None,
     heads: Sequence[int] | None = None,
@@ -192,17 +192,17 @@ def _most_changed(head: HeadDifference) -> tuple[bool, float, float, int, int]:
 
 
 def as_results(
-    a: AttentionResult | npt.ArrayLike, b: AttentionResult | npt.ArrayLike
-) -> tuple[AttentionResult, AttentionResult]:
+    a: Attention | npt.ArrayLike, b: Attention | npt.ArrayLike
+) -> tuple[Attention, Attention]:
     """Both as results: a bare array takes from the other what it does not say itself."""
-    if isinstance(a, AttentionResult):
-        return a, b if isinstance(b, AttentionResult) else _like(a, b)
-    if isinstance(b, AttentionResult):
+    if isinstance(a, Attention):
+        return a, b if isinstance(b, Attention) else _like(a, b)
+    if isinstance(b, Attention):
         return _like(b, a), b
     return _numbered(a), _numbered(b)
 
 
-def with_tokens_of(array: AttentionResult, known: AttentionResult, name: str) -> AttentionResult:
+def with_tokens_of(array: Attention, known: Attention, name: str) -> Attention:
     """A bare array as a result with the tokens, and the padding, of another; `name` is A or B."""
     sizes = [(n.attention.shape[1], *n.attention.shape[3:]) for n in (array, known)]
     if sizes[0] != sizes[1]:
@@ -222,7 +222,7 @@ def with_tokens_of(array: AttentionResult, known: AttentionResult, name: str) ->
     )
 
 
-def _like(known: AttentionResult, array: npt.ArrayLike) -> AttentionResult:
+def _like(known: Attention, array: npt.ArrayLike) -> Attention:
     """An array as a result with the tokens of another."""
     weights = _with_all_axes(array)
     if weights.shape != known.attention.shape:
@@ -235,11 +235,11 @@ def _like(known: AttentionResult, array: npt.ArrayLike) -> AttentionResult:
     return replace(known, attention=weights, masks=UNKNOWN, kept={})
 
 
-def _numbered(array: npt.ArrayLike) -> AttentionResult:
+def _numbered(array: npt.ArrayLike) -> Attention:
     """An array as a result whose tokens are their positions, and whose mask is unknown."""
     weights = _with_all_axes(array)
     layers, batch, _, queries, keys = weights.shape
-    return AttentionResult(
+    return Attention(
         attention=weights,
         allowed=np.ones((layers, batch, 1, queries, keys), dtype=np.bool_),
         query_tokens=(tuple(map(str, range(queries))),) * batch,
@@ -263,9 +263,7 @@ def _with_all_axes(array: npt.ArrayLike) -> npt.NDArray[Any]:
     return weights.reshape((1,) * (5 - weights.ndim) + weights.shape)
 
 
-def check_alike(
-    a: AttentionResult, b: AttentionResult, sequences: Sequence[int], match: bool = False
-) -> None:
+def check_alike(a: Attention, b: Attention, sequences: Sequence[int], match: bool = False) -> None:
     """Raise `InputError` that names the first difference in sizes or tokens.
 
     With `match` the numbers of heads may differ. Padding may stand anywhere.
@@ -314,7 +312,7 @@ def _first_difference(what: str, a: list[str], b: list[str]) -> str:
 class _Side:
     """One of the two results, and what was unusual about the rows that were read from it."""
 
-    result: AttentionResult
+    result: Attention
     short: int = 0
     lowest: float = 1.0
     long: int = 0
@@ -373,7 +371,7 @@ class _Rows:
     on_padding: Array
 
 
-def _rows(result: AttentionResult, layer: int, sequence: int, head: int, block: slice) -> _Rows:
+def _rows(result: Attention, layer: int, sequence: int, head: int, block: slice) -> _Rows:
     """The real rows from `block.start` to `block.stop`."""
     first = int(np.flatnonzero(result.query_valid[sequence])[0])
     block = slice(first + block.start, first + block.stop)
@@ -386,7 +384,7 @@ def _rows(result: AttentionResult, layer: int, sequence: int, head: int, block: 
     return _Rows(within, allowed[:, keys], np.asarray(allowed.any(-1)), within.sum(-1), on_padding)
 
 
-def _told(result: AttentionResult, rows: _Rows, others: _Rows) -> _Rows:
+def _told(result: Attention, rows: _Rows, others: _Rows) -> _Rows:
     """Rows of an array whose mask nobody knows: what the other forbids and it gives no weight."""
     if result.masks != UNKNOWN:
         return rows
@@ -394,7 +392,7 @@ def _told(result: AttentionResult, rows: _Rows, others: _Rows) -> _Rows:
     return replace(rows, allowed=allowed, sees=others.sees | allowed.any(-1))
 
 
-def _blocks(a: AttentionResult, b: AttentionResult, sequence: int, heads: int) -> Iterator[slice]:
+def _blocks(a: Attention, b: Attention, sequence: int, heads: int) -> Iterator[slice]:
     """Blocks of real rows, of which `heads` heads together have `BLOCK` weights at most."""
     rows = int(a.query_valid[sequence].sum())
     size = max(1, BLOCK // (heads * max(a.attention.shape[4], b.attention.shape[4])))
@@ -436,7 +434,7 @@ def _compare_heads(
 
 
 def _place(
-    tokens: AttentionResult,
+    tokens: Attention,
     heads: tuple[int, int, int],
     s: int,
     first: int,
@@ -504,7 +502,7 @@ def _linear_sum_assignment() -> Callable[[Array], tuple[npt.NDArray[np.int64], .
 # ── words ────────────────────────────────────────────────────────────────────────────────────
 
 
-def _layer_notes(a: AttentionResult, b: AttentionResult) -> Iterator[str]:
+def _layer_notes(a: Attention, b: Attention) -> Iterator[str]:
     if a.layer_numbers != b.layer_numbers:
         numbers = (", ".join(map(str, result.layer_numbers)) for result in (a, b))
         yield "A's layers are {} of their model and B's {}: they are compared in order".format(
@@ -512,9 +510,7 @@ def _layer_notes(a: AttentionResult, b: AttentionResult) -> Iterator[str]:
         )
 
 
-def _mask_notes(
-    found: Sequence[HeadDifference], a: AttentionResult, b: AttentionResult
-) -> Iterator[str]:
+def _mask_notes(found: Sequence[HeadDifference], a: Attention, b: Attention) -> Iterator[str]:
     only_a, only_b = sum(head.only_a for head in found), sum(head.only_b for head in found)
     names = [", ".join(map(printable, result.masks)) or "none" for result in (a, b)]
     if only_a or only_b:

@@ -16,11 +16,11 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from attnviz.batch import SEP, Batch
 from attnviz.config import check_size, choice
 from attnviz.errors import InputError, printable, why_unreadable
 from attnviz.machine import human_bytes, require_memory
 from attnviz.npy import read_npy, read_npz
+from attnviz.tokens import SEP, Batch
 
 Predicate = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
 """(b, h, q, k) index tensors that broadcast against each other → bool tensor, True = may look."""

@@ -14,10 +14,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from attnviz.batch import PAD, Tokens
 from attnviz.errors import InputError
 from attnviz.pieces import Pieces, marked_pieces
-from attnviz.result import AttentionResult
+from attnviz.result import Attention
+from attnviz.tokens import PAD, Tokens
 
 MERGED = "pieces merged into words"
 
@@ -30,13 +30,13 @@ Groups = Sequence[Sequence[Sequence[int]]]
 counted from the sequence's first. An old token in no group is left out."""
 
 
-def merge_words(result: AttentionResult) -> AttentionResult:
+def merge_words(result: Attention) -> Attention:
     """Attention between words: columns of a word's pieces are added up, its rows averaged.
 
     So Clark et al. 2019 (What Does BERT Look At?, section 4.1) have it: attention *to* a word is
     the sum over its pieces, attention *from* a word their mean, so that rows sum to what they did.
     Pieces that may look at nothing are left out of the mean. A word may look at another where one
-    of its pieces may look at one of the other's. Words are those of `attnviz.batch.words`, and end
+    of its pieces may look at one of the other's. Words are those of `attnviz.tokens.words`, and end
     where an answer begins. Special tokens stay by themselves, and so do words that occur twice.
     Kept tensors, which belong to pieces, are dropped. Where nothing is to be merged, `result`
     itself comes back.
@@ -50,7 +50,7 @@ def merge_words(result: AttentionResult) -> AttentionResult:
     return replace(merged, notes=(*result.notes, MERGED))
 
 
-def hide_special(result: AttentionResult) -> AttentionResult:
+def hide_special(result: Attention) -> Attention:
     """`result` without the rows and columns of tokens that stand for no text, `[CLS]` and the like.
 
     Nothing is renormalised: rows sum to less, and a note says by how much of the weight of the rows
@@ -74,13 +74,13 @@ def hide_special(result: AttentionResult) -> AttentionResult:
     return replace(hidden, notes=(*result.notes, said))
 
 
-def raw_tokens(result: AttentionResult) -> AttentionResult:
+def raw_tokens(result: Attention) -> Attention:
     """`result` with tokens named as the tokenizer writes them: `Ġworld`, `##ing`."""
     sides = _sides(result)
     return _renamed(result, [[pieces.raw for pieces in side.pieces] for side in sides])
 
 
-def decoded_tokens(result: AttentionResult) -> AttentionResult:
+def decoded_tokens(result: Attention) -> Attention:
     """`result` with tokens as people read them: `world`, `ing`, by the marks that they have."""
     sides = _sides(result)
     marked = marked_pieces([pieces.raw for side in sides for pieces in side.pieces])
@@ -125,7 +125,7 @@ def with_pieces(
     }
 
 
-def _sides(result: AttentionResult) -> list[_Side]:
+def _sides(result: Attention) -> list[_Side]:
     """The queries and the keys."""
     rows = [
         [
@@ -197,8 +197,8 @@ def _without_special(tokens: Tokens, pieces: Pieces) -> tuple[Tokens, Pieces]:
 
 
 def _regrouped(
-    result: AttentionResult, queries: Groups, keys: Groups, made: Sequence[_Side]
-) -> AttentionResult:
+    result: Attention, queries: Groups, keys: Groups, made: Sequence[_Side]
+) -> Attention:
     """Columns added up and rows averaged by groups, whose tokens are those that were `made`."""
     lengths = np.array([len(groups) for groups in queries], dtype=np.int64)
     key_lengths = np.array([len(groups) for groups in keys], dtype=np.int64)
@@ -248,7 +248,7 @@ def _order(groups: Sequence[Sequence[int]], valid: npt.NDArray[np.bool_]) -> tup
     return at, first
 
 
-def _weight(result: AttentionResult, rows: npt.NDArray[np.bool_]) -> float:
+def _weight(result: Attention, rows: npt.NDArray[np.bool_]) -> float:
     """The weight of some rows `[B Tq]` on real keys, in all layers and heads."""
     on_real = np.where(result.key_valid[None, :, None, None], result.attention, 0)
     return float(np.where(rows[:, None], on_real.sum(-1, dtype=np.float64), 0).sum())
@@ -269,7 +269,7 @@ def _padded(rows: Sequence[Tokens], width: int, pad_side: str) -> tuple[Tokens, 
     return tuple(padded)
 
 
-def _renamed(result: AttentionResult, sides: Sequence[Sequence[Tokens]]) -> AttentionResult:
+def _renamed(result: Attention, sides: Sequence[Sequence[Tokens]]) -> Attention:
     """`result` with other names for the same tokens."""
     widths = result.attention.shape[3:]
     queries, keys = (

@@ -2,7 +2,7 @@
 
 Tokenizers mark where a word begins or goes on, each in its own way: WordPiece (BERT) `##ing`,
 SentencePiece (T5, Llama 2) `▁world`, byte-level BPE (GPT-2, Llama 3) `Ġworld` with each byte as one
-sign, CLIP `world</w>`. Here all of them become text, and words are those of `attnviz.batch.words`,
+sign, CLIP `world</w>`. Here all of them become text, and words are those of `attnviz.tokens.words`,
 the same for every tokenizer: punctuation apart, "didn't" whole, each Han character by itself.
 """
 
@@ -17,8 +17,8 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
-from attnviz import batch
-from attnviz.batch import Tokens
+from attnviz import tokens as batch
+from attnviz.tokens import Tokens
 
 CONTINUES = "##"
 """What WordPiece (BERT) writes before a piece that goes on with a word."""

@@ -27,10 +27,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from attnviz.batch import PAD_SIDES, positions_of, real_places
 from attnviz.errors import InputError, printable, why_unreadable
 from attnviz.npy import names_in_safetensors, read_npz, read_safetensors
-from attnviz.result import AttentionResult
+from attnviz.result import Attention
+from attnviz.tokens import PAD_SIDES, positions_of, real_places
 
 if TYPE_CHECKING:
     from attnviz.streaming import LongAttention
@@ -50,7 +50,7 @@ class PooledResult:
 
     Shapes are those of the saved form above. Pixel (i, j) stands for the queries i·cells[0] … and
     the keys j·cells[1] …; those at the edges may hold fewer. The other fields are those of
-    `AttentionResult`.
+    `Attention`.
 
     Raises `InputError` when the arrays do not fit each other.
     """
@@ -216,7 +216,7 @@ class PooledResult:
         """The same with at most `pixels` pixels a side."""
         return self.coarser(-(-max(self.mean.shape[3:]) // pixels))
 
-    def as_map(self) -> AttentionResult:
+    def as_map(self) -> Attention:
         """The mean of each pixel as if it were a weight; each is named by its first place."""
         rows, columns = self.mean.shape[3:]
 
@@ -228,7 +228,7 @@ class PooledResult:
         def names(n: int, cells: int) -> tuple[tuple[str, ...], ...]:
             return (tuple(str(i * cells) for i in range(n)),) * self.batch_size
 
-        return AttentionResult(
+        return Attention(
             self.mean,
             self.allowed > 0,
             names(rows, self.cells[0]),
@@ -280,7 +280,7 @@ class PooledResult:
 
     def part(
         self, rows: range, columns: range, sequence: int, heads: Sequence[tuple[int, int]]
-    ) -> AttentionResult:
+    ) -> Attention:
         """A window of one sequence at full resolution, computed from the q and k that were kept.
 
         Its layers are those of `heads`, (place of the layer, head); heads that are not in it are
@@ -328,7 +328,7 @@ def windows_of(
     return weights, allowed.numpy()
 
 
-def part_of(result: AttentionResult, rows: range, columns: range, sequence: int) -> AttentionResult:
+def part_of(result: Attention, rows: range, columns: range, sequence: int) -> Attention:
     """A window of one sequence of a whole map; its numbers are shared, not copied."""
     cut = slice(rows.start, rows.stop), slice(columns.start, columns.stop)
     window = (slice(None), slice(sequence, sequence + 1), slice(None), *cut)
@@ -355,7 +355,7 @@ def window_result(
     columns: range,
     sequence: int,
     facts: Mapping[str, Any],
-) -> AttentionResult:
+) -> Attention:
     """A window, `[L 1 H rows columns]`, as a result of its own, which says where it stands.
 
     Its tokens are those of the window; `facts` are the fields that say what ran.
@@ -363,7 +363,7 @@ def window_result(
     part = [[rows.start, rows.stop], [columns.start, columns.stop]]
     where = f"queries {rows.start}:{rows.stop}, keys {columns.start}:{columns.stop}"
     source = ", ".join(part for part in (facts["source"], where) if part)
-    return AttentionResult(
+    return Attention(
         weights,
         allowed,
         (tuple(query_tokens[sequence][rows.start : rows.stop]),),

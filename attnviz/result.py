@@ -30,10 +30,10 @@ from typing import Any, TextIO
 import numpy as np
 import numpy.typing as npt
 
-from attnviz.batch import PAD_SIDES, Batch, make_batch, positions_of, real_places
 from attnviz.errors import InputError, printable, why_unreadable
 from attnviz.machine import human_bytes, require_memory
 from attnviz.npy import MAPPED_FROM, names_in_safetensors, read_npz, read_safetensors
+from attnviz.tokens import PAD_SIDES, Batch, make_batch, positions_of, real_places
 
 FORMAT, VERSION = "attnviz.run", 1
 
@@ -61,7 +61,7 @@ Array = npt.NDArray[Any]
 
 
 @dataclass(frozen=True, eq=False)
-class AttentionResult:
+class Attention:
     """Attention weights with everything that is needed to draw, measure or check them.
 
     Shapes are those of the saved form above. `masks` are the names of the masks in force,
@@ -217,9 +217,9 @@ def _are_lengths(lengths: Array, batch: int, width: int) -> bool:
 
 def from_batches(
     attention: Array, allowed: npt.NDArray[np.bool_], queries: Batch, keys: Batch, **facts: Any
-) -> AttentionResult:
+) -> Attention:
     """A result whose tokens and lengths are those of its two batches."""
-    return AttentionResult(
+    return Attention(
         attention=attention,
         allowed=allowed,
         query_tokens=queries.padded_tokens,
@@ -231,7 +231,7 @@ def from_batches(
     )
 
 
-def only_layers(result: AttentionResult, places: Sequence[int]) -> AttentionResult:
+def only_layers(result: Attention, places: Sequence[int]) -> Attention:
     """`result` with the layers that stand at `places`, which keep their numbers.
 
     Neighbours in order are a view; others are copied.
@@ -248,7 +248,7 @@ def only_layers(result: AttentionResult, places: Sequence[int]) -> AttentionResu
     )
 
 
-def batches_of(result: AttentionResult) -> tuple[Batch, Batch]:
+def batches_of(result: Attention) -> tuple[Batch, Batch]:
     """The tokens of a result as batches of queries and of keys; one and the same where they are.
 
     Raises `InputError` when all of them are padding.
@@ -267,7 +267,7 @@ def batches_of(result: AttentionResult) -> tuple[Batch, Batch]:
 # ── the saved form ───────────────────────────────────────────────────────────────────────────
 
 
-def save_npz(result: AttentionResult, path: Path) -> None:
+def save_npz(result: Attention, path: Path) -> None:
     """Write an uncompressed `.npz`; the same result gives the same bytes."""
     arrays = {"metadata": np.array(_compact(result.metadata())), **result.arrays()}
     _make_way(path)
@@ -275,7 +275,7 @@ def save_npz(result: AttentionResult, path: Path) -> None:
         np.savez(stream, allow_pickle=False, **arrays)
 
 
-def save_safetensors(result: AttentionResult, path: Path) -> None:
+def save_safetensors(result: Attention, path: Path) -> None:
     """Write a `.safetensors` file; the same result gives the same bytes."""
     from safetensors.numpy import save
 
@@ -288,7 +288,7 @@ def save_safetensors(result: AttentionResult, path: Path) -> None:
     path.write_bytes(data)
 
 
-def save_json(result: AttentionResult, path: Path) -> None:
+def save_json(result: Attention, path: Path) -> None:
     """Write one JSON object, row by row.
 
     A float has the shortest digits that give the same number of its dtype back; NaN and infinity
@@ -311,7 +311,7 @@ def _make_way(path: Path) -> None:
         place.unlink()
 
 
-def load(path: Path | str) -> AttentionResult:
+def load(path: Path | str) -> Attention:
     """Read a saved run by its suffix: `.npz`, `.safetensors` or `.json`. No pickle is loaded.
 
     Arrays of a large file are mapped, read-only: numbers are read when they are looked at. Raises
@@ -337,7 +337,7 @@ def load(path: Path | str) -> AttentionResult:
     except Exception as error:  # each format has errors of its own; what they mean is the same
         raise InputError(f"{shown} is not a saved run: {printable(error)}") from None
     try:
-        return AttentionResult(**fields)
+        return Attention(**fields)
     except InputError as error:
         raise InputError(f"{shown}: {error}") from None
 

@@ -14,10 +14,10 @@ import numpy as np
 import torch
 
 from attnviz import masks
-from attnviz.batch import Batch, make_batch
 from attnviz.pooled import PooledResult
 from attnviz.sources.long import gather, real_rows
 from attnviz.streaming import LongAttention, pool
+from attnviz.tokens import Batch, make_batch
 
 D_K = 11
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from attnviz.stats.block import Block, texts_of_tokens
+from attnviz.measures.block import Block, texts_of_tokens
 
 
 def softmax(scores: np.ndarray, allowed: np.ndarray) -> np.ndarray:

@@ -12,8 +12,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from attnviz import batch
-from attnviz.batch import (
+from attnviz import tokens as batch
+from attnviz.errors import InputError
+from attnviz.tokens import (
     SPECIAL_TOKENS,
     Reading,
     byte_values,
@@ -25,7 +26,6 @@ from attnviz.batch import (
     read_path,
     words,
 )
-from attnviz.errors import InputError
 
 FAMILY = "👩\u200d👩\u200d👧\u200d👦"
 

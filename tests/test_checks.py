@@ -792,7 +792,7 @@ def test_bfloat16_is_read_as_it_is() -> None:
     np.testing.assert_array_equal(lazy.layers[1][1, 0:2, 3], tensor[1, 1, 0:2, 3].float().numpy())
 
 
-def saved_run(**changes: Any) -> attnviz.AttentionResult:
+def saved_run(**changes: Any) -> attnviz.Attention:
     weights = clean(1, 2, 3, 7, 7)
     real = np.arange(7) < np.array([7, 5])[:, None]
     allowed = (np.tri(7, dtype=bool) & real[:, None])[None, :, None]
@@ -806,7 +806,7 @@ def saved_run(**changes: Any) -> attnviz.AttentionResult:
         "key_lengths": np.array([7, 5]),
         "masks": ("padding", "causal"),
     }
-    return attnviz.AttentionResult(**{**facts, **changes})
+    return attnviz.Attention(**{**facts, **changes})
 
 
 def test_a_saved_run_is_held_to_its_own_mask() -> None:

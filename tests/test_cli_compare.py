@@ -14,7 +14,7 @@ from PIL import Image
 import attnviz
 from attnviz.cli.main import call
 from attnviz.comparison import compare
-from attnviz.result import AttentionResult, save_npz
+from attnviz.result import Attention, save_npz
 
 TOKENS = [["the", "cat", "sat", "on", "the", "mat"], ["猫", "坐", "下"]]
 
@@ -30,9 +30,7 @@ def saved(name: str, seed: int, heads: int = 3, tokens: list[list[str]] = TOKENS
     weights = (weights / weights.sum(-1, keepdims=True)).astype(np.float32)
     padded = tuple(tuple(row + ["[PAD]"] * (width - len(row))) for row in tokens)
     masks = ("padding", "causal")
-    run = AttentionResult(
-        weights, allowed[None, :, None], padded, padded, lengths, lengths, masks=masks
-    )
+    run = Attention(weights, allowed[None, :, None], padded, padded, lengths, lengths, masks=masks)
     save_npz(run, Path(f"{name}.npz"))
 
 

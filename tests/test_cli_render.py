@@ -15,9 +15,9 @@ import torch
 from PIL import Image
 
 from attnviz.cli.main import call
+from attnviz.measures import measure
 from attnviz.npy import read_npz
 from attnviz.result import load
-from attnviz.stats import measure
 
 SUFFIXES = (".npz", ".safetensors", ".json")
 

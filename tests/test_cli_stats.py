@@ -206,7 +206,7 @@ def test_a_stopped_run_goes_on(capsys: pytest.CaptureFixture[str], here: Path) -
     whole = document(capsys, *command)
     resumable = [*command, "--checkpoint", "c.npz"]
     script = (
-        "import sys, attnviz.measuring.drive as d, attnviz.cli.main as m\n"
+        "import sys, attnviz.corpus.drive as d, attnviz.cli.main as m\n"
         "plain = d.Keeper.add\n"
         "def add(self, *rest):\n"
         "    plain(self, *rest)\n"
@@ -351,7 +351,7 @@ def test_a_flow_that_cannot_be_is_refused_before_the_long_work(
     def drive(*_: object, **__: object) -> None:
         raise AssertionError("the corpus is measured")
 
-    monkeypatch.setattr("attnviz.measuring.drive.drive", drive)
+    monkeypatch.setattr("attnviz.corpus.drive.drive", drive)
     if "exists" in message:
         (here / "f.png").touch()
     assert call(["stats", text, *SMALL, "--flow", "f.png", "-o", "h.csv"]) == 2

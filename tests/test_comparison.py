@@ -16,7 +16,7 @@ from scipy.spatial.distance import jensenshannon
 import attnviz.comparison
 from attnviz.comparison import compare
 from attnviz.errors import ConfigError, InputError
-from attnviz.result import AttentionResult
+from attnviz.result import Attention
 
 L, B, H, TQ, TK = 2, 3, 5, 7, 11
 WORDS = ["the", "cat", "sat", "on", "a", "mat", "and", "it", "was", "not", "big"]
@@ -42,10 +42,10 @@ def result_of(weights: np.ndarray, allowed: np.ndarray | None = None, **facts: A
         "lengths": np.full(batch, queries),
         "key_lengths": np.full(batch, keys),
     }
-    return AttentionResult(weights, allowed, **{**given, **facts})
+    return Attention(weights, allowed, **{**given, **facts})
 
 
-def square(*rows: list[float], dtype: str = "float64", **facts: Any) -> AttentionResult:
+def square(*rows: list[float], dtype: str = "float64", **facts: Any) -> Attention:
     """A result of one head."""
     return result_of(np.array(rows, dtype=dtype)[None, None, None], **facts)
 
@@ -193,7 +193,7 @@ def test_match_without_scipy_says_so(monkeypatch):
 # ── padding and masks ────────────────────────────────────────────────────────────────────────
 
 
-def padded(weights: np.ndarray, side: str, width: int, junk: float) -> AttentionResult:
+def padded(weights: np.ndarray, side: str, width: int, junk: float) -> Attention:
     """One sequence of 5 × 5 in a square of `width`, with junk in the rows of padding."""
     shape = (*weights.shape[:3], width, width)
     full = np.full(shape, float(junk))
@@ -206,7 +206,7 @@ def padded(weights: np.ndarray, side: str, width: int, junk: float) -> Attention
     allowed = np.zeros(shape, dtype=bool)
     allowed[..., place] = True
     length = np.array([5])
-    return AttentionResult(full, allowed, tokens, tokens, length, length, pad_side=side)
+    return Attention(full, allowed, tokens, tokens, length, length, pad_side=side)
 
 
 @settings(max_examples=20, deadline=None)
@@ -354,7 +354,7 @@ def test_no_rows_no_distance():
 # ── tokens and sizes ─────────────────────────────────────────────────────────────────────────
 
 
-def renamed(side: str, *tokens: str) -> AttentionResult:
+def renamed(side: str, *tokens: str) -> Attention:
     a = square([0.5, 0.5, 0], [0, 0.5, 0.5])
     length = "lengths" if side == "query" else "key_lengths"
     width = 2 if side == "query" else 3

@@ -49,7 +49,7 @@ from attnviz.render.look import Look
 from attnviz.render.overview import overview_sheet
 from attnviz.render.sheet import ALARM, COLOURS, palette, tone_index
 from attnviz.render.terminal_difference import difference_map
-from attnviz.result import AttentionResult
+from attnviz.result import Attention
 
 WORDS = ("The", "cat", "sat", "on", "mats")
 MIDDLE = WEIGHTS + DIFFERENCES // 2
@@ -68,7 +68,7 @@ def made(
     batch: int = 1,
     numbers: tuple[int, ...] = (),
     **facts: Any,
-) -> AttentionResult:
+) -> Attention:
     keys = queries if keys is None else keys
     shape = (layers, batch, heads, len(queries), len(keys))
     may = np.ones((layers, batch, 1, *shape[3:]), dtype=bool)
@@ -84,17 +84,17 @@ def made(
         "key_lengths": np.full(batch, len(keys)),
         "layers": numbers,
     }
-    return AttentionResult(weights.astype(np.float32), may, **{**given, **facts})
+    return Attention(weights.astype(np.float32), may, **{**given, **facts})
 
 
-def square(*rows: list[float], allowed: Any = None, **facts: Any) -> AttentionResult:
+def square(*rows: list[float], allowed: Any = None, **facts: Any) -> Attention:
     """One head with these weights."""
     words = WORDS[: len(rows)]
     result = made(0, heads=1, queries=words, keys=WORDS[: len(rows[0])], allowed=allowed, **facts)
     return replace(result, attention=np.array(rows, dtype=np.float32)[None, None, None])
 
 
-def heads_of(a: AttentionResult, b: AttentionResult, **how: Any) -> DifferentHeads:
+def heads_of(a: Attention, b: Attention, **how: Any) -> DifferentHeads:
     found = compare(a, b, **how)
     pairs = {(head.layer, head.head): head for head in found.heads}
     return DifferentHeads(cropped(a, 0), cropped(b, 0), pairs)

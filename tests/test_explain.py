@@ -17,7 +17,6 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from attnviz import masks
-from attnviz.batch import Batch, from_texts, make_batch, make_vocabulary
 from attnviz.config import AttentionConfig
 from attnviz.errors import InputError
 from attnviz.render.explain import (
@@ -31,10 +30,11 @@ from attnviz.render.explain import (
 )
 from attnviz.render.explain_digits import TOP_KEYS, number, shown_keys
 from attnviz.render.explain_page import print_explanation
-from attnviz.render.tokens import cells
-from attnviz.result import AttentionResult
+from attnviz.render.visible import cells
+from attnviz.result import Attention
 from attnviz.sources.from_config import from_config
 from attnviz.sources.run import Run
+from attnviz.tokens import Batch, from_texts, make_batch, make_vocabulary
 
 SENTENCE = "The cat sat on the mat because it was tired ."
 SMALL = {"d_model": 8, "n_heads": 2, "d_k": 4}
@@ -49,7 +49,7 @@ class Made:
     verdicts: tuple[tuple[str, Any], ...]
 
     @property
-    def result(self) -> AttentionResult:
+    def result(self) -> Attention:
         return self.run.result
 
     @property
@@ -356,7 +356,7 @@ def test_a_thousand_equal_keys_get_more_digits() -> None:
     assert 'The text has "same" 1000 times; this is number 1.' in text
 
 
-def _with(result: AttentionResult, **arrays: Any) -> AttentionResult:
+def _with(result: Attention, **arrays: Any) -> Attention:
     return replace(result, kept={**result.kept, **arrays})
 
 

@@ -22,7 +22,7 @@ from safetensors.numpy import save_file
 from safetensors.torch import save_file as save_torch
 
 from attnviz.errors import InputError
-from attnviz.result import AttentionResult, load, save_npz
+from attnviz.result import Attention, load, save_npz
 from attnviz.sources.from_arrays import BareArray, open_attention, read_attention, softmax_of
 
 SIZES = {"L": 2, "B": 3, "H": 5, "Q": 7, "K": 11}
@@ -774,7 +774,7 @@ def test_any_bytes_give_attention_or_one_line(
     except InputError as error:
         failure = str(error)
     else:
-        assert isinstance(result, AttentionResult)
+        assert isinstance(result, Attention)
         return
     assert failure.isprintable()
 

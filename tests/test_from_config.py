@@ -16,13 +16,13 @@ from safetensors.torch import load_file
 
 from attnviz import masks
 from attnviz.attention import Embedding, MultiHeadAttention
-from attnviz.batch import make_batch
 from attnviz.config import DTYPES, AttentionConfig
 from attnviz.errors import ConfigError, InputError
 from attnviz.positions import sinusoidal
 from attnviz.result import KEEPABLE
 from attnviz.sources.from_config import from_config, require_device
 from attnviz.sources.saved_layers import save_layers
+from attnviz.tokens import make_batch
 
 VOCABULARY = ("[PAD]", "[SEP]", *"abcdefg")
 QUERIES = make_batch([tuple("abcde"), tuple("fg")], VOCABULARY)

@@ -15,7 +15,6 @@ from torch import Tensor, nn
 
 from attnviz import masks
 from attnviz.attention import Embedding, MultiHeadAttention
-from attnviz.batch import Batch, make_batch
 from attnviz.config import AttentionConfig, Rotary, Variant
 from attnviz.errors import ConfigError, InputError
 from attnviz.sources.from_weights import Asked, Weights, from_weights, open_weights, steps_of
@@ -23,6 +22,7 @@ from attnviz.sources.layouts import find_layers
 from attnviz.sources.run import Inputs, Run
 from attnviz.sources.saved_layers import save_layers
 from attnviz.sources.weight_files import open_weight_file
+from attnviz.tokens import Batch, make_batch
 
 BATCH, TQ, TK, D_MODEL, V = 2, 5, 7, 24, 31
 IDS = torch.randint(3, V, (BATCH, 11), generator=torch.Generator().manual_seed(1))

@@ -12,6 +12,8 @@ import numpy as np
 import pytest
 from rich.console import Console
 
+from attnviz.measures.glossary import GLOSSARY
+from attnviz.measures.kinds import THRESHOLDS
 from attnviz.render import fonts
 from attnviz.render.console import make_console
 from attnviz.render.heads_files import report_as_json, rows_of, write_csv
@@ -26,8 +28,6 @@ from attnviz.render.heads_report import (
     summary,
 )
 from attnviz.render.look import Look
-from attnviz.stats.glossary import GLOSSARY
-from attnviz.stats.kinds import THRESHOLDS
 
 PLAIN = {"self": 0.1, "previous": 0.2, "next": 0.05, "first": 0.2, "separator": 0.1,
          "same_token": 0.1, "entropy": 2.5, "largest": 0.4, "distance": 120.0, "sink": 0.1,
@@ -272,7 +272,7 @@ def test_json_has_everything_and_no_nan() -> None:
     document = report_as_json(made)
     again = json.loads(json.dumps(document, allow_nan=False))
     assert again == document
-    assert (document["format"], document["version"]) == ("attnviz.stats", 1)
+    assert (document["format"], document["version"]) == ("attnviz.measures", 1)
     assert document["alpha"][0][0] == [None, 0.25]
     assert document["heads"][10]["entropy"] is None
     assert document["heads"][0]["sentence"] == SAID[(0, 0)]

@@ -20,7 +20,7 @@ from attnviz.render.heatmap import draw_heads, draw_overview
 from attnviz.render.look import Look
 from attnviz.render.overview import grid, overview_sheet
 from attnviz.render.sheet import ALARM, COLOURS, TONES, palette, tone_index
-from attnviz.result import AttentionResult
+from attnviz.result import Attention
 
 WORDS = ("The", "cat", "sat", "on", "mats")
 
@@ -34,7 +34,7 @@ def run(
     allowed: Any = None,
     length: int | None = None,
     **facts: Any,
-) -> AttentionResult:
+) -> Attention:
     keys = queries if keys is None else keys
     shape = (layers, batch, heads, len(queries), len(keys))
     weights = np.random.default_rng(0).dirichlet(np.ones(len(keys)), shape[:4]).astype(np.float32)
@@ -43,7 +43,7 @@ def run(
         may &= np.asarray(allowed, dtype=bool)
     weights = np.where(may, weights, 0)
     n_q, n_k = (length, length) if length else (len(queries), len(keys))
-    return AttentionResult(
+    return Attention(
         weights,
         may,
         (queries,) * batch,
@@ -54,7 +54,7 @@ def run(
     )
 
 
-def subject(result: AttentionResult, look: Look | None = None) -> Subject:
+def subject(result: Attention, look: Look | None = None) -> Subject:
     pairs = [(la, h) for la in range(result.n_layers) for h in range(result.n_heads)]
     return Subject(result, 0, look or Look(), pairs, longest_label=14)
 

@@ -11,12 +11,11 @@ import torch
 
 from attnviz import masks
 from attnviz.attention import MultiHeadAttention, untrained
-from attnviz.batch import Batch, make_batch
 from attnviz.config import AttentionConfig
 from attnviz.errors import InputError
 from attnviz.masks import Rule, from_array
 from attnviz.pooled import PooledResult
-from attnviz.result import AttentionResult
+from attnviz.result import Attention
 from attnviz.sources.from_config import from_config
 from attnviz.sources.from_weights import Asked, from_weights, open_weights
 from attnviz.sources.long import (
@@ -29,6 +28,7 @@ from attnviz.sources.long import (
 )
 from attnviz.sources.saved_layers import save_layers
 from attnviz.sources.weight_files import open_weight_file
+from attnviz.tokens import Batch, make_batch
 
 SIZES: dict[str, Any] = {"d_model": 24, "n_heads": 6, "n_kv_heads": 2, "d_k": 8, "d_v": 5}
 
@@ -42,7 +42,7 @@ def rules_of(batch: Batch) -> list[Rule]:
     return [masks.padding(batch), masks.causal(batch, batch)]
 
 
-def pooled_by_hand(result: AttentionResult, cells: int) -> np.ndarray:
+def pooled_by_hand(result: Attention, cells: int) -> np.ndarray:
     """Means of the allowed weights of real queries, in float64."""
     weights = result.attention.astype(np.float64) * result.query_valid[:, None, :, None]
     allowed = result.allowed & result.query_valid[:, None, :, None]

@@ -146,7 +146,7 @@ import sys, threading
 import psutil
 import torch
 from attnviz import masks
-from attnviz.batch import make_batch
+from attnviz.tokens import make_batch
 from attnviz.config import AttentionConfig
 from attnviz.sources import from_config as source
 

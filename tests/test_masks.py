@@ -14,11 +14,11 @@ from hypothesis import strategies as st
 
 from attnviz import masks
 from attnviz.attention import scaled_dot_product_attention
-from attnviz.batch import SEP, Batch, make_batch
 from attnviz.config import AttentionConfig
 from attnviz.errors import ConfigError, InputError
 from attnviz.masks import Rule, build, from_array, read_mask
 from attnviz.sources.from_config import from_config
+from attnviz.tokens import SEP, Batch, make_batch
 
 
 def text(*lengths: int, side: str = "right", width: int | None = None) -> Batch:

@@ -11,11 +11,11 @@ import pytest
 import zstandard
 from pyarrow import parquet
 
+from attnviz.corpus import documents
+from attnviz.corpus.batches import Shard, batches, shards
+from attnviz.corpus.documents import Bad, Corpus, Document, find_files
+from attnviz.corpus.source import Ready
 from attnviz.errors import InputError, printable
-from attnviz.measuring import documents
-from attnviz.measuring.batches import Shard, batches, shards
-from attnviz.measuring.documents import Bad, Corpus, Document, find_files
-from attnviz.measuring.source import Ready
 
 
 def read(*paths: Path, **how: object) -> list[Document | Bad]:

@@ -18,14 +18,13 @@ import pytest
 import torch
 
 from attnviz.config import AttentionConfig
-from attnviz.errors import AttnvizError, ConfigError, InputError
-from attnviz.measuring import checkpoint as checkpoint_module
-from attnviz.measuring import cluster
-from attnviz.measuring import drive as drive_module
-from attnviz.measuring import tally as tally_module
-from attnviz.measuring.batches import Shard, batches, shards
-from attnviz.measuring.checkpoint import Checkpoint, _ranges
-from attnviz.measuring.cluster import (
+from attnviz.corpus import checkpoint as checkpoint_module
+from attnviz.corpus import cluster
+from attnviz.corpus import drive as drive_module
+from attnviz.corpus import tally as tally_module
+from attnviz.corpus.batches import Shard, batches, shards
+from attnviz.corpus.checkpoint import Checkpoint, _ranges
+from attnviz.corpus.cluster import (
     Worker,
     _begin,
     _unpacked,
@@ -35,13 +34,14 @@ from attnviz.measuring.cluster import (
     ray_at,
     shard_of,
 )
-from attnviz.measuring.documents import Bad, Corpus, Document
-from attnviz.measuring.drive import drive
-from attnviz.measuring.layers import Layers, Reading, open_layer
-from attnviz.measuring.opening import describe
-from attnviz.measuring.source import Ready, Take
-from attnviz.measuring.tally import MOST_NAMED, Part, SpoiledError, Tally, measure_shard, measured
-from attnviz.stats.measures import DEFAULT, Options
+from attnviz.corpus.documents import Bad, Corpus, Document
+from attnviz.corpus.drive import drive
+from attnviz.corpus.layers import Layers, Reading, open_layer
+from attnviz.corpus.opening import describe
+from attnviz.corpus.source import Ready, Take
+from attnviz.corpus.tally import MOST_NAMED, Part, SpoiledError, Tally, measure_shard, measured
+from attnviz.errors import AttnvizError, ConfigError, InputError
+from attnviz.measures.measures import DEFAULT, Options
 
 WORDS = ("[PAD]", "[SEP]", "[CLS]", "[MASK]", *(f"w{i}" for i in range(30)), ".", ",")
 SIZES = AttentionConfig.from_sizes(d_model=14, n_heads=3, d_k=5, dtype="float64")
@@ -189,7 +189,7 @@ def test_a_checkpoint_of_something_else(source: Layers, here: Path) -> None:
     )
     (here / "d.npz").write_text("no")
     np.savez(here / "e.npz", a=np.zeros(2))
-    facts = {"format": "attnviz.stats.checkpoint", "version": 4}
+    facts = {"format": "attnviz.measures.checkpoint", "version": 4}
     np.savez(here / "f.npz", facts=np.array(json.dumps(facts)))
     np.savez(here / "g.npz", facts=np.array('{"format": "x"}'))
     wrong = {
@@ -509,7 +509,7 @@ def test_the_crew_is_as_large_as_torch_has_threads(
 @pytest.mark.filterwarnings("ignore")
 def test_what_runs_in_the_processes_of_ray(source: Layers, here: Path) -> None:
     """The reading task, the worker and the merging task, called as Ray calls them."""
-    from attnviz.measuring.ray_reading import ShardSource
+    from attnviz.corpus.ray_reading import ShardSource
 
     corpus = corpus_of(here / "a.jsonl", 600, bad=(300,))
     whole = drive(source, shards(corpus.documents()), OPTIONS)

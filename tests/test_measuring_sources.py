@@ -14,28 +14,28 @@ from real_models import minilm, smollm2
 from tiny_models import BERT, GPT2, LLAMA, T5, tiny
 
 from attnviz.attention import Embedding, MultiHeadAttention
-from attnviz.batch import make_batch
 from attnviz.config import AttentionConfig
+from attnviz.corpus import layers as layers_module
+from attnviz.corpus import models as models_module
+from attnviz.corpus import probing as probing_module
+from attnviz.corpus import rows as rows_module
+from attnviz.corpus.documents import Document
+from attnviz.corpus.layers import Layers, Reading, open_layer, open_weights_file
+from attnviz.corpus.models import Model
+from attnviz.corpus.opening import open_model
+from attnviz.corpus.probing import probe_induction
+from attnviz.corpus.rolling import layer_means, rolled
+from attnviz.corpus.saved import Saved
+from attnviz.corpus.source import Ready, Source
 from attnviz.errors import ConfigError, InputError
 from attnviz.masks import causal
-from attnviz.measuring import layers as layers_module
-from attnviz.measuring import models as models_module
-from attnviz.measuring import probing as probing_module
-from attnviz.measuring import rows as rows_module
-from attnviz.measuring.documents import Document
-from attnviz.measuring.layers import Layers, Reading, open_layer, open_weights_file
-from attnviz.measuring.models import Model
-from attnviz.measuring.opening import open_model
-from attnviz.measuring.probing import probe_induction
-from attnviz.measuring.rolling import layer_means, rolled
-from attnviz.measuring.saved import Saved
-from attnviz.measuring.source import Ready, Source
+from attnviz.measures.block import Block
+from attnviz.measures.flow import rollout
 from attnviz.result import load, save_npz
 from attnviz.sources.from_config import from_config
 from attnviz.sources.from_weights import Asked
 from attnviz.sources.saved_layers import save_layers
-from attnviz.stats.block import Block
-from attnviz.stats.flow import rollout
+from attnviz.tokens import make_batch
 
 SMALL = {"d_model": 22, "n_heads": 2, "d_k": 7, "dtype": "float64"}
 WORDS = ("[PAD]", "[SEP]", "[CLS]", "[MASK]", *(f"w{i}" for i in range(40)))

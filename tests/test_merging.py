@@ -13,7 +13,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tiny_models import BERT, T5, tiny
 
-from attnviz.batch import make_batch
 from attnviz.errors import InputError
 from attnviz.merging import (
     MERGED,
@@ -25,10 +24,11 @@ from attnviz.merging import (
     with_pieces,
 )
 from attnviz.pieces import Pieces, marked_pieces
-from attnviz.result import AttentionResult, from_batches, load, save_json, save_npz
+from attnviz.result import Attention, from_batches, load, save_json, save_npz
 from attnviz.sources.encoding import encode
 from attnviz.sources.from_pretrained import from_pretrained
 from attnviz.sources.subwords import pieces_of
+from attnviz.tokens import make_batch
 
 Array = npt.NDArray[Any]
 
@@ -40,7 +40,7 @@ TOKENS = st.lists(
 
 
 @st.composite
-def results(draw: st.DrawFn) -> AttentionResult:
+def results(draw: st.DrawFn) -> Attention:
     """Attention of two sequences, padded on either side, with some mask; self or cross."""
     side = draw(st.sampled_from(["right", "left"]))
     queries = make_batch([tuple(draw(TOKENS)) for _ in range(2)], None, None, side)
@@ -61,7 +61,7 @@ def results(draw: st.DrawFn) -> AttentionResult:
     )
 
 
-def groups_of(result: AttentionResult, sequence: int, side: str) -> list[list[int]]:
+def groups_of(result: Attention, sequence: int, side: str) -> list[list[int]]:
     """Places in the padded row of each word: a piece ## goes on with the word before it."""
     tokens = (result.query_tokens if side == "q" else result.key_tokens)[sequence]
     valid = (result.query_valid if side == "q" else result.key_valid)[sequence]
@@ -86,7 +86,7 @@ def real(array: Array, valid_q: Array, valid_k: Array) -> Array:
 
 @settings(deadline=None)
 @given(results())
-def test_words_by_plain_loops(result: AttentionResult) -> None:
+def test_words_by_plain_loops(result: Attention) -> None:
     merged = merge_words(result)
     for b in range(2):
         rows, columns = groups_of(result, b, "q"), groups_of(result, b, "k")
@@ -109,7 +109,7 @@ def test_words_by_plain_loops(result: AttentionResult) -> None:
 
 @settings(deadline=None)
 @given(results())
-def test_what_merging_keeps(result: AttentionResult) -> None:
+def test_what_merging_keeps(result: Attention) -> None:
     """Rows sum to what they did; counted by their seeing pieces, so does the whole weight."""
     merged = merge_words(result)
     sees = merged.allowed.any(-1)
@@ -140,7 +140,7 @@ def test_what_merging_keeps(result: AttentionResult) -> None:
 
 @settings(deadline=None)
 @given(results())
-def test_what_hiding_keeps(result: AttentionResult) -> None:
+def test_what_hiding_keeps(result: Attention) -> None:
     """The other cells as they were, in order; the note says what share of the rows is gone."""
     special = {"[CLS]", "[SEP]"}
     all_special = [
@@ -186,14 +186,14 @@ def test_what_hiding_keeps(result: AttentionResult) -> None:
     assert hide_special(hidden) is hidden
 
 
-def real_places(result: AttentionResult, b: int, flags: list[bool]) -> list[bool]:
+def real_places(result: Attention, b: int, flags: list[bool]) -> list[bool]:
     """`flags` of a padded row, without its padding."""
     return [flag for flag, ok in zip(flags, result.query_valid[b], strict=True) if ok]
 
 
 @settings(deadline=None)
 @given(results())
-def test_both_orders_give_the_same_maps(result: AttentionResult) -> None:
+def test_both_orders_give_the_same_maps(result: Attention) -> None:
     try:
         one, other = merge_words(hide_special(result)), hide_special(merge_words(result))
     except InputError:
@@ -206,7 +206,7 @@ def test_both_orders_give_the_same_maps(result: AttentionResult) -> None:
         np.testing.assert_allclose(one.attention, other.attention, atol=1e-12)
 
 
-def example(tokens: tuple[str, ...], **more: Any) -> AttentionResult:
+def example(tokens: tuple[str, ...], **more: Any) -> Attention:
     batch = make_batch([tokens])
     n = len(tokens)
     weights = np.arange(1.0, n * n + 1).reshape(1, 1, 1, n, n)

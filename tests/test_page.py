@@ -18,15 +18,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as npst
 
+from attnviz.measures import MEASURES, measure
 from attnviz.render import one_file, page, pooled_page
-from attnviz.result import AttentionResult
-from attnviz.stats import MEASURES, measure
+from attnviz.result import Attention
 from attnviz.trace import Step
 
 L, B, H, TQ, TK = 2, 3, 3, 5, 7  # primes, so that a swapped axis cannot pass by luck
 
 
-def make_result(seed: int = 0, allowed: np.ndarray | None = None, **rest: Any) -> AttentionResult:
+def make_result(seed: int = 0, allowed: np.ndarray | None = None, **rest: Any) -> Attention:
     """A padded batch of cross attention: lengths 5, 4, 0 and 7, 6, 1."""
     rng = np.random.default_rng(seed)
     if allowed is None:
@@ -39,7 +39,7 @@ def make_result(seed: int = 0, allowed: np.ndarray | None = None, **rest: Any) -
     queries = tuple(tuple(f"q{b}{t}" for t in range(TQ)) for b in range(B))
     keys = tuple(tuple(f"k{b}{t}" for t in range(TK)) for b in range(B))
     facts: dict[str, Any] = {"masks": ("padding",), "source": "made up", "trained": True, **rest}
-    return AttentionResult(
+    return Attention(
         attention.astype(np.float32),
         allowed,
         queries,
@@ -134,7 +134,7 @@ def read(path: Path) -> Page:
     )
 
 
-def written(tmp_path: Path, result: AttentionResult, **options: Any) -> Page:
+def written(tmp_path: Path, result: Attention, **options: Any) -> Page:
     page.write_page(result, tmp_path / "page.html", **options)
     return read(tmp_path / "page.html")
 
@@ -210,7 +210,7 @@ def test_a_page_too_large_gets_coarser_and_says_so(
     scores = np.exp(rng.normal(size=(2, 1, 2, 288, 288)))
     attention = (scores / scores.sum(-1, keepdims=True)).astype(np.float32)
     tokens = (tuple("x" * 288),)
-    result = AttentionResult(
+    result = Attention(
         attention,
         np.ones((2, 1, 1, 288, 288), dtype=bool),
         tokens,
@@ -371,7 +371,7 @@ def test_the_facts_of_the_run(tmp_path: Path) -> None:
 
 def test_self_attention_names_its_tokens_once(tmp_path: Path) -> None:
     tokens = (("a", "b", "c"),)
-    result = AttentionResult(
+    result = Attention(
         np.full((1, 1, 1, 3, 3), 1 / 3),
         np.ones((1, 1, 1, 3, 3), dtype=bool),
         tokens,
@@ -409,7 +409,7 @@ def test_a_token_never_becomes_markup(tmp_path: Path, token: str) -> None:
     plain = written(tmp_path, make_result())
     rows = tuple((token,) * TQ for _ in range(B))
     result = make_result(source=token, masks=(token,), config={token: token})
-    hostile = AttentionResult(**{**vars(result), "query_tokens": rows})
+    hostile = Attention(**{**vars(result), "query_tokens": rows})
     found = written(tmp_path, hostile, command=token)
     assert found.elements.tags == plain.elements.tags
     assert found.run["sequences"][0]["queryTokens"] == [token] * TQ

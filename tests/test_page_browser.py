@@ -22,10 +22,10 @@ import pytest
 from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Browser, Page, expect
 
+from attnviz.measures import measure
 from attnviz.render import page as writer
 from attnviz.render.page import write_page
-from attnviz.result import AttentionResult
-from attnviz.stats import measure
+from attnviz.result import Attention
 from attnviz.trace import EXPLANATIONS, Step
 
 # ── results to show ──────────────────────────────────────────────────────────────────────────
@@ -49,7 +49,7 @@ def make(
     causal: bool = False,
     pad_side: str = "right",
     **facts: Any,
-) -> AttentionResult:
+) -> Attention:
     """Attention of random scores for a padded batch; padded keys are forbidden."""
 
     def padded(rows: list[tuple[str, ...]]) -> tuple[tuple[tuple[str, ...], ...], np.ndarray]:
@@ -69,7 +69,7 @@ def make(
         allowed &= np.tri(shape[3], shape[4], dtype=bool)
     scores = np.random.default_rng(7).normal(size=shape) * 2
     facts = {"source": "made up", "masks": ("padding", "causal") if causal else (), **facts}
-    return AttentionResult(
+    return Attention(
         softmax(scores, allowed),
         allowed,
         q_tokens,
@@ -102,7 +102,7 @@ COMMAND = 'attnviz run "The animal didn\'t" --n-heads 8 -o page.html </script><b
 STEPS = [a_step(name) for name in EXPLANATIONS]
 ARABIC = ("قطة", "صغيرة", "تجلس", "على", "السجادة")
 
-RESULTS: dict[str, Callable[[], AttentionResult]] = {
+RESULTS: dict[str, Callable[[], Attention]] = {
     "one": lambda: make([ANIMAL], config={"d_model": 64, "seed": 3}, trained=False),
     "batch": lambda: make([ANIMAL, ARABIC, ()], heads=3, causal=True, pad_side="left"),
     "cross": lambda: make(
@@ -121,7 +121,7 @@ class Shown:
 
     tab: Page
     path: Path
-    result: AttentionResult
+    result: Attention
     heard: list[str] = field(default_factory=list)
     requests: list[str] = field(default_factory=list)
 
@@ -190,7 +190,7 @@ class Shown:
 
 
 @pytest.fixture(scope="session")
-def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Path, AttentionResult]]:
+def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Path, Attention]]:
     folder = tmp_path_factory.mktemp("pages")
     made = {}
     for name, build in RESULTS.items():
@@ -204,9 +204,7 @@ Opener = Callable[..., Shown]
 
 
 @pytest.fixture
-def show(
-    tab: Page, files: dict[str, tuple[Path, AttentionResult]], tmp_path: Path
-) -> Iterator[Opener]:
+def show(tab: Page, files: dict[str, tuple[Path, Attention]], tmp_path: Path) -> Iterator[Opener]:
     """Open one of the results above, or any other, at a fragment. Nothing may go wrong unseen."""
     heard: list[str] = []
     requests: list[str] = []
@@ -220,7 +218,7 @@ def show(
         tab.on(event, listener)
 
     def open_page(
-        what: str | AttentionResult, fragment: str = "", theme: Any = "light", **viewport: int
+        what: str | Attention, fragment: str = "", theme: Any = "light", **viewport: int
     ) -> Shown:
         if isinstance(what, str):
             path, result = files[what]
@@ -783,7 +781,7 @@ def test_heads_and_layers_by_key_and_button(show: Opener) -> None:
     assert page.tab.title() == "layer 2 · head 3 · attnviz"
 
 
-def long_result(n: int = 300) -> AttentionResult:
+def long_result(n: int = 300) -> Attention:
     return make([tuple(f"t{i}" for i in range(n))], heads=2, causal=True)
 
 
@@ -880,7 +878,7 @@ def count_of_lines(page: Shown) -> int:
     return int(re.sub(r"\D", "", page.tab.locator(".lines-view .count").inner_text()))
 
 
-def expected_lines(result: AttentionResult, heads: list[int], percent: float, **at: int) -> int:
+def expected_lines(result: Attention, heads: list[int], percent: float, **at: int) -> int:
     weights = result.attention[0, 0, heads].astype(np.float64)
     shown = np.ones(weights.shape, dtype=bool)
     if "q" in at:

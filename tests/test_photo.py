@@ -11,12 +11,12 @@ import numpy.typing as npt
 import pytest
 from PIL import Image
 
-from attnviz.batch import make_batch
 from attnviz.errors import InputError
 from attnviz.render.look import Look
 from attnviz.render.photo import FAINTEST, STRONGEST, draw_photo
 from attnviz.render.sheet import palette
-from attnviz.result import AttentionResult, from_batches
+from attnviz.result import Attention, from_batches
+from attnviz.tokens import make_batch
 
 ROWS, COLUMNS = 3, 5
 GREY = 120
@@ -34,7 +34,7 @@ class Seen:
 PHOTO = Seen(np.full((30, 50, 3), GREY, np.uint8))
 
 
-def result(before: tuple[str, ...] = ("[CLS]",), padded: int = 0) -> AttentionResult:
+def result(before: tuple[str, ...] = ("[CLS]",), padded: int = 0) -> Attention:
     """2 layers of 2 heads: each query gives half of its weight to the patch after it."""
     names = [f"r{r}c{c}" for r in range(ROWS) for c in range(COLUMNS)]
     batch = make_batch([(*before, *names)], None, len(before) + len(names) + padded)

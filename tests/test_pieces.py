@@ -8,7 +8,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from attnviz.batch import words
 from attnviz.pieces import (
     Pieces,
     Spelling,
@@ -21,6 +20,7 @@ from attnviz.pieces import (
     spelling_of_vocabulary,
     word_groups,
 )
+from attnviz.tokens import words
 
 SIGN_OF = {byte[0]: sign for sign, byte in _byte_of().items()}
 """The sign that byte-level BPE writes for each byte."""

@@ -13,12 +13,12 @@ import torch
 from safetensors.numpy import load_file, save_file
 
 from attnviz import masks, pooled
-from attnviz.batch import SEP, make_batch
 from attnviz.errors import InputError
 from attnviz.pooled import PooledResult, part_of
-from attnviz.result import AttentionResult
+from attnviz.result import Attention
 from attnviz.sources.long import gather, real_rows
 from attnviz.streaming import LongAttention, pool, window
+from attnviz.tokens import SEP, make_batch
 
 
 def attention(seed: int = 0, side: str = "left", **more: Any) -> tuple[LongAttention, Any]:
@@ -143,7 +143,7 @@ def test_no_window_without_what_it_is_computed_from() -> None:
 
 def test_a_part_of_a_whole_map() -> None:
     weights = np.random.default_rng(0).random((2, 3, 5, 7, 11), dtype=np.float32)
-    whole = AttentionResult(
+    whole = Attention(
         weights,
         weights[:, :, :1] > 0.3,
         (tuple("abcdefg"),) * 3,

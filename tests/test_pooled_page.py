@@ -15,10 +15,10 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as npst
 from pooled_runs import Made, Read, made, numbered, read
 
-from attnviz.batch import SEP
 from attnviz.pooled import PooledResult
 from attnviz.render import pooled_page
 from attnviz.render.pooled_page import RowPlan, Shades, pyramid, spans_of, write_pooled_page
+from attnviz.tokens import SEP
 
 
 def written(run: Made | PooledResult, tmp_path: Path, **options: Any) -> Read:

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from real_models import minilm, smollm2
 
-from attnviz.result import AttentionResult
+from attnviz.result import Attention
 from attnviz.sources.from_pretrained import from_pretrained
 from attnviz.sources.loading import LoadedModel, load_model
 
@@ -29,7 +29,7 @@ def llama() -> LoadedModel:
     return load_model(smollm2())
 
 
-def _assert_equal(result: AttentionResult, file: str) -> None:
+def _assert_equal(result: Attention, file: str) -> None:
     with np.load(DATA / f"{file}.npz") as archive:
         expected, ids = archive["attentions"], archive["input_ids"]
     expected = np.moveaxis(expected.reshape(-1, *expected.shape[-4:]), 0, 1)  # L B H T T

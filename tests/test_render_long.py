@@ -10,7 +10,6 @@ import pytest
 import torch
 
 from attnviz import masks
-from attnviz.batch import make_batch
 from attnviz.pooled import PooledResult
 from attnviz.render.cells import FORBIDDEN, WEIGHT
 from attnviz.render.long import (
@@ -24,6 +23,7 @@ from attnviz.render.look import Look
 from attnviz.render.sheet import COLOURS
 from attnviz.sources.long import gather, real_rows
 from attnviz.streaming import LongAttention, pool
+from attnviz.tokens import make_batch
 
 
 def long_run(pixels: int = 61, side: str = "right") -> PooledResult:

@@ -16,12 +16,11 @@ from hypothesis import strategies as st
 from safetensors.numpy import load_file, save_file
 
 from attnviz import __version__, masks
-from attnviz.batch import make_batch
 from attnviz.config import AttentionConfig
 from attnviz.errors import InputError, printable
 from attnviz.result import (
     KEEPABLE,
-    AttentionResult,
+    Attention,
     batches_of,
     load,
     only_layers,
@@ -30,8 +29,9 @@ from attnviz.result import (
     save_safetensors,
 )
 from attnviz.sources.from_config import from_config
+from attnviz.tokens import make_batch
 
-SAVERS: dict[str, Callable[[AttentionResult, Path], None]] = {
+SAVERS: dict[str, Callable[[Attention, Path], None]] = {
     ".npz": save_npz,
     ".safetensors": save_safetensors,
     ".json": save_json,
@@ -41,7 +41,7 @@ SUFFIXES = pytest.mark.parametrize("suffix", SAVERS)
 HOSTILE = ("$\\frac", "</script>", "\x1b[31m", "\u202e", "猫", "👩\u200d👧", "a\nb", '"', "\0")
 
 
-def run(dtype: str = "float32", cross: bool = False, keep: tuple[str, ...] = ()) -> AttentionResult:
+def run(dtype: str = "float32", cross: bool = False, keep: tuple[str, ...] = ()) -> Attention:
     """Two sequences, padded on the left, with hostile tokens."""
     queries, keys = [HOSTILE[:5], HOSTILE[2:4]], [HOSTILE, ("x",)]
     known = ("[PAD]", "[SEP]", "x", *HOSTILE)
@@ -52,7 +52,7 @@ def run(dtype: str = "float32", cross: bool = False, keep: tuple[str, ...] = ())
     return from_config(config, a, b if cross else None, rules, keep).result
 
 
-def uniform(**changes: Any) -> AttentionResult:
+def uniform(**changes: Any) -> Attention:
     """A small result by hand, `[L=1 B=2 H=3 Tq=2 Tk=4]`."""
     fields: dict[str, Any] = {
         "attention": np.full((1, 2, 3, 2, 4), 0.25, dtype=np.float32),
@@ -62,10 +62,10 @@ def uniform(**changes: Any) -> AttentionResult:
         "lengths": np.array([2, 1]),
         "key_lengths": np.array([4, 3]),
     }
-    return AttentionResult(**{**fields, **changes})
+    return Attention(**{**fields, **changes})
 
 
-def assert_same(back: AttentionResult, result: AttentionResult) -> None:
+def assert_same(back: Attention, result: Attention) -> None:
     assert back.metadata() == result.metadata()
     assert back.arrays().keys() == result.arrays().keys()
     for name, array in result.arrays().items():

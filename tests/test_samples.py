@@ -18,9 +18,9 @@ import numpy.typing as npt
 import pytest
 from safetensors import safe_open
 
-from attnviz.batch import PAD, words
 from attnviz.cli.main import call
 from attnviz.result import load
+from attnviz.tokens import PAD, words
 
 SAMPLES = Path(__file__).resolve().parent.parent / "samples"
 TRAINED = ("induction", "brackets", "copy", "reverse")

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from attnviz.result import AttentionResult
-from attnviz.stats import MEASURES, HeadMeasures, measure, measure_all
+from attnviz.measures import MEASURES, HeadMeasures, measure, measure_all
+from attnviz.result import Attention
 
 
 def result_of(
@@ -19,10 +19,10 @@ def result_of(
     lengths: tuple[int, ...] | None = None,
     key_lengths: tuple[int, ...] | None = None,
     pad_side: str = "right",
-) -> AttentionResult:
+) -> Attention:
     """A result of weights `[L B H Tq Tk]`."""
     layers, batch, _, queries, keys = weights.shape
-    return AttentionResult(
+    return Attention(
         attention=weights,
         allowed=np.ones((layers, batch, 1, queries, keys), dtype=bool)
         if allowed is None

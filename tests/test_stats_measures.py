@@ -12,14 +12,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from stats_blocks import blocks_of, random_maps, random_tokens
 
-import attnviz.stats.block as block_module
-import attnviz.stats.sums as sums_module
+import attnviz.measures.block as block_module
+import attnviz.measures.sums as sums_module
 from attnviz.errors import ConfigError
-from attnviz.stats.block import Annotation, Block, Texts, texts_of_tokens
-from attnviz.stats.induction import Induction, repeated
-from attnviz.stats.kinds import classify, form_of
-from attnviz.stats.measures import DEFAULT, GROUPS, Measures, Options, merge_all
-from attnviz.stats.words import PUNCTUATION, SEPARATOR, SPECIAL, kind_of
+from attnviz.measures.block import Annotation, Block, Texts, texts_of_tokens
+from attnviz.measures.induction import Induction, repeated
+from attnviz.measures.kinds import classify, form_of
+from attnviz.measures.measures import DEFAULT, GROUPS, Measures, Options, merge_all
+from attnviz.measures.words import PUNCTUATION, SEPARATOR, SPECIAL, kind_of
 
 ALL = Options(GROUPS, window=2, first=3)
 LENGTHS = (13, 7, 11, 2, 1)

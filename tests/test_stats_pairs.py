@@ -10,12 +10,12 @@ from stats_blocks import blocks_of, random_maps, random_tokens
 
 from attnviz.divergence import jensen_shannon
 from attnviz.errors import InputError
-from attnviz.stats.agreement import SMOOTHING, clustered
-from attnviz.stats.block import Annotation, Block, texts_of_tokens
-from attnviz.stats.flow import flow, rollout, with_residual
-from attnviz.stats.gold import best_offsets
-from attnviz.stats.kinds import FORM_THRESHOLDS, THRESHOLDS, classify, form_of
-from attnviz.stats.measures import Measures, Options
+from attnviz.measures.agreement import SMOOTHING, clustered
+from attnviz.measures.block import Annotation, Block, texts_of_tokens
+from attnviz.measures.flow import flow, rollout, with_residual
+from attnviz.measures.gold import best_offsets
+from attnviz.measures.kinds import FORM_THRESHOLDS, THRESHOLDS, classify, form_of
+from attnviz.measures.measures import Measures, Options
 
 # ── agreement ────────────────────────────────────────────────────────────────────────────────
 

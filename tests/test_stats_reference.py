@@ -11,9 +11,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from attnviz.stats.block import Block, Texts, make_side
-from attnviz.stats.measures import DEFAULT, Measures, Options
-from attnviz.stats.words import kind_of
+from attnviz.measures.block import Block, Texts, make_side
+from attnviz.measures.measures import DEFAULT, Measures, Options
+from attnviz.measures.words import kind_of
 
 DATA = Path(__file__).parent / "data" / "stats"
 KNOWN = np.load(DATA / "minilm_head_measures.npz")

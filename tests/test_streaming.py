@@ -14,7 +14,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from attnviz import masks
-from attnviz.batch import SEP, Batch, make_batch
 from attnviz.errors import ConfigError, InputError
 from attnviz.masks import Rule
 from attnviz.streaming import (
@@ -28,6 +27,7 @@ from attnviz.streaming import (
 )
 from attnviz.streaming.head import Head, Rows, cuts, tiles
 from attnviz.streaming.workers import in_order
+from attnviz.tokens import SEP, Batch, make_batch
 
 Floats = npt.NDArray[np.float64]
 

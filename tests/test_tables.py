@@ -18,16 +18,16 @@ from rich.console import Console
 from rich.text import Text
 
 from attnviz.architectures import from_dict
-from attnviz.batch import make_batch, make_vocabulary
 from attnviz.config import AttentionConfig
 from attnviz.machine import human_bytes
 from attnviz.masks import causal, padding
+from attnviz.measures import MEASURES, measure, measure_all
 from attnviz.render import tables
-from attnviz.render.tokens import cells, notation
+from attnviz.render.visible import cells, notation
 from attnviz.sources.from_architecture import architecture_steps
 from attnviz.sources.from_config import from_config, shadow_steps
 from attnviz.sources.run import Run
-from attnviz.stats import MEASURES, measure, measure_all
+from attnviz.tokens import make_batch, make_vocabulary
 from attnviz.trace import EXPLANATIONS, Step
 
 SIZES = {"B": 2, "H": 8, "Tq": 12, "Tk": 12, "d_model": 512, "d_k": 64, "d_v": 64, "V": 37000}

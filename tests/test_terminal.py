@@ -26,8 +26,8 @@ from attnviz.errors import LACKING, ConfigError
 from attnviz.render import terminal
 from attnviz.render.console import ascii_only, has_color, make_console, write
 from attnviz.render.terminal import color_table, heatmaps, nearest_of_256
-from attnviz.render.tokens import cells
-from attnviz.result import AttentionResult
+from attnviz.render.visible import cells
+from attnviz.result import Attention
 
 Cell = tuple[str, str | None, str | None]
 """A character, its colour and the colour behind it, as rich names them."""
@@ -47,7 +47,7 @@ def made(
     lengths: tuple[int, int] | None = None,
     allowed: Any = None,
     **facts: Any,
-) -> AttentionResult:
+) -> Attention:
     """One layer and one sequence; `lengths` are the real queries and keys, the rest is padding."""
     keys = queries if keys is None else keys
     lengths = (len(queries), len(keys)) if lengths is None else lengths
@@ -56,7 +56,7 @@ def made(
         allowed[:, lengths[1] :] = False
     allowed = np.broadcast_to(allowed, (1, len(queries), len(keys)) if allowed.ndim == 2 else None)
     shape = (1, 1, heads, len(queries), len(keys))
-    return AttentionResult(
+    return Attention(
         attention=softmax_rows(shape, allowed),
         allowed=allowed[None, None],
         query_tokens=(tuple(queries),),
@@ -87,9 +87,7 @@ def screen(width: int = 80, color: Any = None, ascii: bool = False, file: Any = 
     )
 
 
-def shown(
-    console: Console, result: AttentionResult, sequence: int = 0, **options: Any
-) -> list[str]:
+def shown(console: Console, result: Attention, sequence: int = 0, **options: Any) -> list[str]:
     heatmaps(result, sequence, console, **options)
     stream: Any = console.file
     stream.flush()
@@ -488,7 +486,7 @@ def test_only_the_long_side_of_cross_attention_is_reduced() -> None:
 def test_cross_attention_and_titles_with_measures() -> None:
     result = made(["ein", "Satz", "hier"], numbered(9), heads=2)
     lines = shown(screen(60), result)
-    from attnviz.stats import measure
+    from attnviz.measures import measure
 
     entropy = measure(result, 0).result()["entropy"][0]
     titles = [f"head {i}  {entropy[i]:.2f} bits" for i in range(2)]
@@ -655,11 +653,11 @@ SCRIPT = """
 import numpy as np, sys
 from attnviz.render.console import make_console
 from attnviz.render.terminal import heatmaps
-from attnviz.result import AttentionResult
+from attnviz.result import Attention
 a = np.tril(np.ones((1, 1, 2, 6, 6), dtype=np.float32))
 tokens = (("猫", "\\x1b[31m", "\\u202e", " ", "it's", "."),)
 n = np.array([6])
-result = AttentionResult(a, a[:, :, :1] > 0, tokens, tokens, n, n, masks=("causal",))
+result = Attention(a, a[:, :, :1] > 0, tokens, tokens, n, n, masks=("causal",))
 heatmaps(result, 0, make_console())
 sys.exit("matplotlib" in sys.modules)
 """

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from attnviz.render.tokens import (
+from attnviz.render.visible import (
     CARRIER,
     JOINERS,
     LONGEST_STACK,

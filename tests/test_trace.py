@@ -11,10 +11,10 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from attnviz import masks
 from attnviz.attention import Embedding, MultiHeadAttention, scaled_dot_product_attention
-from attnviz.batch import make_batch
 from attnviz.config import DTYPES, POSITIONS, AttentionConfig
 from attnviz.errors import AttnvizError
 from attnviz.sources.from_config import SHADOW_SIZES, from_config, shadow_steps
+from attnviz.tokens import make_batch
 from attnviz.trace import EXPLANATIONS, Recorder, Step, ignore
 
 PRIMES = {"B": 2, "H": 3, "Hkv": 3, "Tq": 5, "Tk": 7, "d_k": 11, "d_v": 13, "d_model": 17, "V": 19}

@@ -39,7 +39,7 @@ def check(
     Args:
         weights: an array or tensor `[Tq Tk]`, `[H Tq Tk]`, `[B H Tq Tk]` or `[L B H Tq Tk]`, a list
             of them with one for each layer (as transformers returns them), or an
-            `AttentionResult`, whose own mask is then one of those that must be obeyed.
+            `Attention`, whose own mask is then one of those that must be obeyed.
         axes: the order of the axes where it is another, `"B Q K H"` say.
         causal, window, prefix, segments: masks that the weights must obey, as `attnviz run` has
             them; together with the others by "and".

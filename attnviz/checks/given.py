@@ -8,11 +8,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from attnviz.batch import PAD_SIDES, Batch, after_cache, make_batch
 from attnviz.checks.subject import Bfloat16, Mask, Subject, Told
 from attnviz.errors import InputError, printable
 from attnviz.npy import as_numpy
-from attnviz.result import AttentionResult
+from attnviz.result import Attention
+from attnviz.tokens import PAD_SIDES, Batch, after_cache, make_batch
 
 Array = npt.NDArray[Any]
 
@@ -29,7 +29,7 @@ def make_subject(
     tokens: Sequence[Any] | None = None,
     key_tokens: Sequence[Any] | None = None,
 ) -> Subject:
-    """`weights` as a subject; the masks of an `AttentionResult` are told, no others.
+    """`weights` as a subject; the masks of an `Attention` are told, no others.
 
     Its own masks say whether its padding is hidden, unless lengths are given.
 
@@ -37,7 +37,7 @@ def make_subject(
     """
     if isinstance(weights, Subject):
         return weights
-    if isinstance(weights, AttentionResult):
+    if isinstance(weights, Attention):
         return _from_result(weights, lengths, key_lengths, pad_side)
     layers = _layers_of(weights, axes)
     batch, heads, n_queries, n_keys = layers[0].shape
@@ -59,7 +59,7 @@ def make_subject(
 
 
 def _from_result(
-    result: AttentionResult,
+    result: Attention,
     lengths: Sequence[int] | None,
     key_lengths: Sequence[int] | None,
     pad_side: str | None,

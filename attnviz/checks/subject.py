@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from attnviz.batch import Batch
+from attnviz.tokens import Batch
 
 Array = npt.NDArray[Any]
 Mask = npt.NDArray[np.bool_]

@@ -8,12 +8,12 @@ from typing import Any
 
 import numpy as np
 
-from attnviz.batch import SEP
 from attnviz.checks.given import as_array
 from attnviz.checks.subject import Array, Mask, Rows, Subject, Told
 from attnviz.config import check_size
 from attnviz.errors import InputError, printable
 from attnviz.masks import Rule
+from attnviz.tokens import SEP
 
 
 def with_masks(

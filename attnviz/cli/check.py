@@ -206,7 +206,7 @@ def _open(file: Path, array: ArrayFlags, masking: ObeyedFlags) -> _Opened:
     from attnviz.checks.given import make_subject
     from attnviz.checks.told import with_masks
     from attnviz.pooled import is_pooled
-    from attnviz.result import AttentionResult
+    from attnviz.result import Attention
     from attnviz.sources.from_arrays import open_attention, refuse_for_saved_run
 
     if file == Path("-"):
@@ -218,7 +218,7 @@ def _open(file: Path, array: ArrayFlags, masking: ObeyedFlags) -> _Opened:
         )
     found = open_attention(file, axes=array.axes, attention=array.attention)
     notices: list[str] = []
-    if isinstance(found, AttentionResult):
+    if isinstance(found, Attention):
         given = [*array.given, *(["--padding-mask"] if masking.padding_mask else [])]
         refuse_for_saved_run(file, given)
         subject = make_subject(found)
@@ -246,10 +246,10 @@ def _open(file: Path, array: ArrayFlags, masking: ObeyedFlags) -> _Opened:
 
 def _bare(found: Any, array: ArrayFlags, masking: ObeyedFlags) -> Subject:
     """A bare array, its numbers left on disk as far as they can be."""
-    from attnviz.batch import after_cache
     from attnviz.checks.given import is_bfloat16, lengths_of
     from attnviz.checks.subject import Bfloat16, Subject
     from attnviz.result import FLOATS
+    from attnviz.tokens import after_cache
 
     lengths, key_lengths = array.lengths_of("lengths"), array.lengths_of("key_lengths")
     side = array.pad_side

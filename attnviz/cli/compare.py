@@ -32,7 +32,7 @@ from attnviz.errors import ConfigError, InputError, OutputError, printable
 if TYPE_CHECKING:
     from attnviz.comparison import Comparison
     from attnviz.render.look import Look
-    from attnviz.result import AttentionResult
+    from attnviz.result import Attention
     from attnviz.sources.from_arrays import BareArray
 
 DIFFERENT = 3
@@ -183,7 +183,7 @@ def _report(
     """What was compared, the table, the map of the most changed head, the verdict."""
     from attnviz.render.comparison_report import comparison_facts, print_comparison, verdict
     from attnviz.render.console import ascii_only, make_console
-    from attnviz.render.tokens import notation
+    from attnviz.render.visible import notation
 
     console = make_console()
     facts = [*comparison_facts(found, names), *(("note", note) for note in found.notes)]
@@ -203,7 +203,7 @@ def _report(
 # ── the two files ────────────────────────────────────────────────────────────────────────────
 
 
-def _open(path: Path, array: ArrayFlags) -> AttentionResult | BareArray:
+def _open(path: Path, array: ArrayFlags) -> Attention | BareArray:
     from attnviz.sources.from_arrays import open_attention
 
     if path == Path("-"):
@@ -211,23 +211,23 @@ def _open(path: Path, array: ArrayFlags) -> AttentionResult | BareArray:
     return open_attention(path, axes=array.axes, attention=array.attention)
 
 
-def _shape(opened: AttentionResult | BareArray) -> tuple[int, ...]:
-    from attnviz.result import AttentionResult
+def _shape(opened: Attention | BareArray) -> tuple[int, ...]:
+    from attnviz.result import Attention
 
-    return opened.attention.shape if isinstance(opened, AttentionResult) else opened.shape
+    return opened.attention.shape if isinstance(opened, Attention) else opened.shape
 
 
 def _read(
-    opened: tuple[AttentionResult | BareArray, AttentionResult | BareArray],
+    opened: tuple[Attention | BareArray, Attention | BareArray],
     array: ArrayFlags,
     places: tuple[Sequence[int], Sequence[int], Sequence[int]],
     match: bool,
-) -> tuple[tuple[AttentionResult, AttentionResult], list[str]]:
+) -> tuple[tuple[Attention, Attention], list[str]]:
     """Both as results. A bare array without --tokens has those of the saved run beside it."""
     from attnviz.comparison import with_tokens_of
-    from attnviz.result import AttentionResult
+    from attnviz.result import Attention
 
-    runs = [side for side in opened if isinstance(side, AttentionResult)]
+    runs = [side for side in opened if isinstance(side, Attention)]
     given = [name for name in array.given if name not in ("--axes", "--attention")]
     if len(runs) == 2 and array.given:
         raise InputError(
@@ -235,9 +235,9 @@ def _read(
             "bare arrays"
         )
     notices: list[str] = []
-    sides: list[AttentionResult] = []
+    sides: list[Attention] = []
     for side in opened:
-        if isinstance(side, AttentionResult):
+        if isinstance(side, Attention):
             sides.append(side)
             continue
         layers, sequences, heads = places

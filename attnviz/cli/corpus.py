@@ -12,7 +12,6 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
-from attnviz.batch import TOKENIZERS, make_vocabulary
 from attnviz.cli.inputs import is_piped
 from attnviz.cli.options import (
     InputFlags,
@@ -23,12 +22,13 @@ from attnviz.cli.options import (
 )
 from attnviz.cli.stats_flags import CorpusFlags
 from attnviz.config import DEVICES, DTYPES
+from attnviz.corpus.documents import Corpus, Document, find_files, has_fields
 from attnviz.errors import ConfigError, InputError, printable
 from attnviz.machine import require_memory
-from attnviz.measuring.documents import Corpus, Document, find_files, has_fields
+from attnviz.tokens import TOKENIZERS, make_vocabulary
 
 if TYPE_CHECKING:
-    from attnviz.measuring.opening import Opening
+    from attnviz.corpus.opening import Opening
 
 
 def make_corpus(flags: CorpusFlags, seed: int, scratch: Path) -> Corpus:
@@ -89,7 +89,7 @@ def _stream(name: str) -> BinaryIO:
 
 def fingerprint(corpus: Corpus | None, opening: Any, options: Any) -> str:
     """What a checkpoint belongs to: the documents, the source, the measures."""
-    from attnviz.measuring.opening import describe
+    from attnviz.corpus.opening import describe
 
     if corpus is None:  # saved runs, which the opening names
         runs = [(path.stat().st_size, path.stat().st_mtime_ns) for path in opening.args[0]]
@@ -137,7 +137,7 @@ def make_opening(
         raise ConfigError(f"{weights.given[0]} goes with --weights FILE")
     if flags.tokenizer not in TOKENIZERS:
         InputFlags(tokenizer=flags.tokenizer)
-    from attnviz.measuring.layers import Reading, open_layer, open_weights_file
+    from attnviz.corpus.layers import Reading, open_layer, open_weights_file
 
     reading = Reading(
         flags.tokenizer,
@@ -191,7 +191,7 @@ def _of_model(
 ) -> Opening:
     from attnviz.cli.model_source import require_alone
     from attnviz.config import choice
-    from attnviz.measuring.opening import open_model
+    from attnviz.corpus.opening import open_model
     from attnviz.sources.locating import locate
 
     require_alone(InputFlags(tokenizer=flags.tokenizer), layer, masking, weights)
@@ -219,7 +219,7 @@ def _of_saved(
     weights: SourceFlags,
     model: ModelFlags,
 ) -> Opening:
-    from attnviz.measuring.saved import open_saved
+    from attnviz.corpus.saved import open_saved
 
     named = ["--weights"] if weights.weights is not None else weights.given
     named += ["--model"] if model.model is not None else model.given

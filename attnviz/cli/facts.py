@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING
 
 from attnviz.config import AttentionConfig
 from attnviz.errors import printable
-from attnviz.render.tokens import shorten, visible
+from attnviz.render.visible import shorten, visible
 
 if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
     from rich.console import Console
 
-    from attnviz.batch import Batch
+    from attnviz.tokens import Batch
 
 MOST_TOKENS = 64
 """Tokens of a sequence that are listed with their ids; the others are counted."""

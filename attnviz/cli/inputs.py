@@ -10,14 +10,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from attnviz import batch as batches
+from attnviz import tokens as batches
 from attnviz.cli.options import MASK_MEANINGS, InputFlags, MaskFlags
 from attnviz.errors import InputError, printable
 
 if TYPE_CHECKING:
-    from attnviz.batch import Batch, Reading
     from attnviz.config import AttentionConfig
     from attnviz.masks import Rule
+    from attnviz.tokens import Batch, Reading
 
 BUILT_IN = "The animal didn't cross the street because it was too tired."
 

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from attnviz.cli.inputs import TextInput
     from attnviz.pooled import PooledResult
-    from attnviz.result import AttentionResult
+    from attnviz.result import Attention
     from attnviz.trace import Step
 
 PIXELS = 1024
@@ -204,7 +204,7 @@ def require_one_sequence(chosen: Sequence[int]) -> None:
         )
 
 
-def part_facts(drawn: AttentionResult) -> list[Fact]:
+def part_facts(drawn: Attention) -> list[Fact]:
     """Which part of the map it is; its weights are those of the whole."""
     (first, end), (key, last) = drawn.config["part"]
     return [

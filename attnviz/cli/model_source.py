@@ -7,7 +7,6 @@ from dataclasses import replace
 from itertools import count
 from typing import TYPE_CHECKING
 
-from attnviz.batch import WHOLE
 from attnviz.cli.facts import Fact
 from attnviz.cli.inputs import TextInput, read_sequences
 from attnviz.cli.options import (
@@ -22,7 +21,8 @@ from attnviz.cli.progress import Work
 from attnviz.cli.source import Computed, ComputedLong
 from attnviz.config import DTYPES, choice
 from attnviz.errors import ConfigError
-from attnviz.render.tokens import visible
+from attnviz.render.visible import visible
+from attnviz.tokens import WHOLE
 
 if TYPE_CHECKING:
     from attnviz.sources.from_pretrained import Wanted

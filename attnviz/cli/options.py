@@ -13,14 +13,14 @@ from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
 import typer
 
-from attnviz import batch
+from attnviz import tokens as batch
 from attnviz.cli.files import DEFAULT_FOLDER, kind_of
 from attnviz.config import POSITIONS, AttentionConfig, check_size, choice
 from attnviz.errors import ConfigError, printable
 from attnviz.render.look import Look
 
 if TYPE_CHECKING:
-    from attnviz.result import AttentionResult
+    from attnviz.result import Attention
 
 INPUT, LAYER, MODEL, MASK, OUTPUT, LOOK = "Input", "Layer", "Model", "Mask", "Output", "Look"
 
@@ -374,7 +374,7 @@ class TokenFlags:
             if getattr(self, field.name)
         ]
 
-    def seen(self, result: AttentionResult) -> AttentionResult:
+    def seen(self, result: Attention) -> Attention:
         """`result` with the tokens that are wanted."""
         from attnviz.merging import hide_special, merge_words
 
@@ -382,7 +382,7 @@ class TokenFlags:
             result = hide_special(result)
         return merge_words(result) if self.words else result
 
-    def unmet(self, before: AttentionResult, after: AttentionResult) -> list[str]:
+    def unmet(self, before: Attention, after: Attention) -> list[str]:
         """What was asked for and changes nothing, as remarks."""
         new = " ".join(after.notes[len(before.notes) :])
         said = []

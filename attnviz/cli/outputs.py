@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from attnviz.render.photo import Photo
-    from attnviz.result import AttentionResult
+    from attnviz.result import Attention
     from attnviz.sources.run import Run
 
 
@@ -132,7 +132,7 @@ class Outputs(Plans["Run"]):
     `pictured` is what a model saw, a view for each sequence, and the maps that go with it.
     """
 
-    pictured: tuple[Sequence[Photo], AttentionResult] | None = None
+    pictured: tuple[Sequence[Photo], Attention] | None = None
 
     def plan_overlays(self, path: Path, query: str | None) -> None:
         """Claim a picture for each sequence, of a query's attention laid over what was seen."""
@@ -142,7 +142,7 @@ class Outputs(Plans["Run"]):
             self.n_pictures += 1
             self.written.append(printable(name))
 
-    def print_maps(self, drawn: AttentionResult, console: Console, show: bool | None) -> None:
+    def print_maps(self, drawn: Attention, console: Console, show: bool | None) -> None:
         """Each head's measures, its map where the terminal shows maps, and what was written."""
         from attnviz.render.tables import print_heads
 
@@ -211,7 +211,7 @@ def _summary(names: Sequence[str]) -> str:
     return f"{names[0]} … {names[-1]} ({len(names)} files)"
 
 
-def shown_by(look: LookFlags) -> Callable[[AttentionResult], AttentionResult]:
+def shown_by(look: LookFlags) -> Callable[[Attention], Attention]:
     """What a result becomes before it is drawn: the marks of its tokens decoded, or itself."""
     if not look.decode:
         return lambda result: result

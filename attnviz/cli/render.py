@@ -34,9 +34,9 @@ if TYPE_CHECKING:
     import numpy.typing as npt
     from rich.console import Console
 
-    from attnviz.batch import Batch
-    from attnviz.result import AttentionResult
+    from attnviz.result import Attention
     from attnviz.sources.from_arrays import BareArray, Places
+    from attnviz.tokens import Batch
 
     Mask = npt.NDArray[np.bool_] | None
 
@@ -148,7 +148,7 @@ def render(
 class _Opened:
     """What a file turned out to be, and its tokens."""
 
-    found: AttentionResult | BareArray
+    found: Attention | BareArray
     queries: Batch
     keys: Batch
     shape: tuple[int, ...]
@@ -156,7 +156,7 @@ class _Opened:
     notices: Sequence[str]
 
 
-def _of_part(opened: _Opened, part: AttentionResult) -> _Opened:
+def _of_part(opened: _Opened, part: Attention) -> _Opened:
     """The same with the tokens of `part`: some of the map, or others in their place."""
     from attnviz.result import batches_of
 
@@ -165,12 +165,12 @@ def _of_part(opened: _Opened, part: AttentionResult) -> _Opened:
 
 
 def _open(file: Path, array: ArrayFlags) -> _Opened:
-    from attnviz.batch import after_cache
-    from attnviz.result import AttentionResult, batches_of
+    from attnviz.result import Attention, batches_of
     from attnviz.sources.from_arrays import open_attention, refuse_for_saved_run
+    from attnviz.tokens import after_cache
 
     found = open_attention(file, axes=array.axes, attention=array.attention)
-    if isinstance(found, AttentionResult):
+    if isinstance(found, Attention):
         refuse_for_saved_run(file, array.given)
         return _Opened(found, *batches_of(found), found.attention.shape, found.layer_numbers, ())
     queries, keys = found.batches(
@@ -186,20 +186,20 @@ def _open(file: Path, array: ArrayFlags) -> _Opened:
 
 def _read(
     opened: _Opened, masking: MaskFlags, softmax: bool, wanted: Places
-) -> tuple[AttentionResult, list[str]]:
+) -> tuple[Attention, list[str]]:
     """The layers at the wanted places, under the masks that the flags tell; remarks about these.
 
     Of a bare array the other wanted places are enough, too.
     """
-    from attnviz.result import AttentionResult, only_layers
+    from attnviz.result import Attention, only_layers
     from attnviz.sources.from_arrays import UNKNOWN
 
     found, places = opened.found, wanted[0]
-    is_saved_run = isinstance(found, AttentionResult)
+    is_saved_run = isinstance(found, Attention)
     if is_saved_run:  # its padding is masked, or is not, as it says
         masking = replace(masking, padding_mask=bool(masking.padding_mask))
     allowed, names, notices = _mask(opened, masking)
-    if isinstance(found, AttentionResult):
+    if isinstance(found, Attention):
         result = only_layers(found, places) if len(places) < len(found.attention) else found
     else:
         result = found.read(
@@ -234,7 +234,7 @@ def _mask(opened: _Opened, masking: MaskFlags) -> tuple[Mask, list[str], list[st
     return None if allowed is None else allowed.numpy(), names, notices
 
 
-def _require_drawing_memory(result: AttentionResult, n: int) -> None:
+def _require_drawing_memory(result: Attention, n: int) -> None:
     """Raise `InputError` where drawing `n` heads would take more memory than there is."""
     cells = result.attention.shape[3] * result.attention.shape[4]
     require_memory(
@@ -246,15 +246,15 @@ def _require_drawing_memory(result: AttentionResult, n: int) -> None:
 
 def _facts(
     opened: _Opened,
-    result: AttentionResult,
+    result: Attention,
     chosen: Sequence[int],
     array: ArrayFlags,
     console: Console,
 ) -> list[Fact]:
     """What was read: where from, its sizes, masks, tokens."""
     from attnviz.render.console import ascii_only
-    from attnviz.render.tokens import notation
-    from attnviz.result import AttentionResult
+    from attnviz.render.visible import notation
+    from attnviz.result import Attention
     from attnviz.sources.from_arrays import UNKNOWN, sizes_in_words
 
     sizes = notation(sizes_in_words(result.attention.shape), ascii_only(console))
@@ -269,14 +269,14 @@ def _facts(
     else:
         allowed = result.allowed[0] if result.masks else None
         facts += mask_facts(result.masks, allowed, queries, keys)
-    named = isinstance(opened.found, AttentionResult) or array.tokens or array.key_tokens
+    named = isinstance(opened.found, Attention) or array.tokens or array.key_tokens
     if named or not (queries.valid.all() and keys.valid.all()):
         others = keys if result.is_cross else None
         facts += token_facts(queries, others, ascii_only(console), with_ids=False, chosen=chosen)
     return [*facts, *(("shown", printable(note)) for note in result.notes)]
 
 
-def _window(result: AttentionResult, part: WindowFlags, sequence: int) -> tuple[range, range]:
+def _window(result: Attention, part: WindowFlags, sequence: int) -> tuple[range, range]:
     """Places of the wanted queries and keys of a sequence; padding does not count."""
     from attnviz.result import batches_of
 

@@ -32,9 +32,9 @@ from attnviz.config import AttentionConfig, check_size, choice
 from attnviz.errors import ConfigError, InputError, printable
 
 if TYPE_CHECKING:
-    from attnviz.batch import Batch
     from attnviz.diagnose import Diagnosis
     from attnviz.masks import Rule
+    from attnviz.tokens import Batch
     from attnviz.trace import Step
 
 FORMATS = ("table", "json", "markdown", "mermaid")

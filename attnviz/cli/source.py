@@ -21,12 +21,12 @@ from attnviz.cli.options import InputFlags, LayerFlags, MaskFlags, ModelFlags, S
 from attnviz.errors import ConfigError
 
 if TYPE_CHECKING:
-    from attnviz.batch import Batch
     from attnviz.config import AttentionConfig
     from attnviz.masks import Rule
     from attnviz.render.photo import Photo
     from attnviz.sources.long import Each, LongRun, Pooling
     from attnviz.sources.run import Run
+    from attnviz.tokens import Batch
 
 
 @dataclass(frozen=True)

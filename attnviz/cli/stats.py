@@ -27,19 +27,19 @@ from attnviz.cli.options import (
 )
 from attnviz.cli.progress import Work
 from attnviz.cli.stats_flags import DRAWN, CorpusFlags, MeasureFlags, ReportFlags, WorkFlags
+from attnviz.corpus.documents import Bad, Corpus, Document
 from attnviz.errors import AttnvizError, ConfigError, InputError, OutputError, printable
-from attnviz.measuring.documents import Bad, Corpus, Document
 
 if TYPE_CHECKING:
-    from attnviz.measuring.drive import Progress
-    from attnviz.measuring.opening import Opening
-    from attnviz.measuring.probing import Probe
-    from attnviz.measuring.source import Source
-    from attnviz.measuring.tally import Part
+    from attnviz.corpus.drive import Progress
+    from attnviz.corpus.opening import Opening
+    from attnviz.corpus.probing import Probe
+    from attnviz.corpus.source import Source
+    from attnviz.corpus.tally import Part
+    from attnviz.measures.block import Annotation
+    from attnviz.measures.measures import Options
     from attnviz.render.heads_report import HeadReport
-    from attnviz.result import AttentionResult
-    from attnviz.stats.block import Annotation
-    from attnviz.stats.measures import Options
+    from attnviz.result import Attention
 
 Writer = Callable[["HeadReport"], list[str] | None]
 """Writes one output and returns remarks."""
@@ -127,8 +127,8 @@ class _Done:
 
 
 def _options(corpus: CorpusFlags, measures: MeasureFlags, report: ReportFlags) -> Options:
-    from attnviz.stats.agreement import DOCUMENTS
-    from attnviz.stats.measures import Options
+    from attnviz.measures.agreement import DOCUMENTS
+    from attnviz.measures.measures import Options
 
     groups = list(measures.groups)
     if measures.agreement is not None or report.agreement_out is not None:
@@ -144,9 +144,9 @@ def _require_figures(options: Options, measures: MeasureFlags, report: ReportFla
     """Raise `ConfigError` where a figure that is asked for is none, or will not be measured."""
     from difflib import get_close_matches
 
-    from attnviz.stats.glossary import GLOSSARY
-    from attnviz.stats.induction import Induction
-    from attnviz.stats.measures import Measures
+    from attnviz.measures.glossary import GLOSSARY
+    from attnviz.measures.induction import Induction
+    from attnviz.measures.measures import Measures
 
     taken = set(Measures(1, 1, options).result())
     if measures.probe is not None:
@@ -194,9 +194,9 @@ def _measure(
     work: Work,
     gpus: float,
 ) -> _Done:
-    from attnviz.measuring.batches import shards
-    from attnviz.measuring.checkpoint import Checkpoint
-    from attnviz.measuring.drive import drive
+    from attnviz.corpus.batches import shards
+    from attnviz.corpus.checkpoint import Checkpoint
+    from attnviz.corpus.drive import drive
 
     checkpoint = None
     if how.checkpoint is not None:
@@ -204,7 +204,7 @@ def _measure(
     teller = _Teller(work, documents)
     try:
         if how.engine == "ray":
-            from attnviz.measuring.cluster import drive_on_ray, ray_at
+            from attnviz.corpus.cluster import drive_on_ray, ray_at
 
             if documents is None:
                 raise ConfigError("--engine ray runs a model; --saved has its attention")
@@ -230,7 +230,7 @@ def _measure(
         raise InputError(_nothing(part))
     probe = None
     if measures.probe is not None:
-        from attnviz.measuring.probing import probe_induction
+        from attnviz.corpus.probing import probe_induction
 
         work.stage("probing with random tokens that repeat")
         probe = probe_induction(source(), 0)
@@ -269,7 +269,7 @@ def _documents(
     """What is measured: a corpus, or saved runs, which `source` has opened."""
     if documents is not None:
         return documents.documents()
-    from attnviz.measuring.saved import Saved
+    from attnviz.corpus.saved import Saved
 
     assert isinstance(source, Saved)
     return islice(source.documents(), flags.limit)
@@ -298,11 +298,11 @@ class _Teller:
 def _report(
     part: Part, options: Options, probe: Probe | None, documents: Corpus | None
 ) -> HeadReport:
+    from attnviz.measures.agreement import Agreement
+    from attnviz.measures.gold import best_offsets
+    from attnviz.measures.offsets import Offsets
+    from attnviz.measures.sinks import Sinks
     from attnviz.render.heads_report import HeadReport
-    from attnviz.stats.agreement import Agreement
-    from attnviz.stats.gold import best_offsets
-    from attnviz.stats.offsets import Offsets
-    from attnviz.stats.sinks import Sinks
 
     figures = part.measures.result()
     told = None
@@ -344,7 +344,7 @@ def _labels(documents: Corpus | None) -> set[str]:
 
 
 def _annotations(documents: Corpus | None) -> list[Annotation]:
-    from attnviz.stats.block import Annotation
+    from attnviz.measures.block import Annotation
 
     assert documents is not None
     found = (each for each, _ in documents.documents())
@@ -402,9 +402,9 @@ def _draw_agreement(place: Path, look: LookFlags, made: HeadReport) -> list[str]
 
 def _rolled(
     name: str, source: Source, documents: Iterable[tuple[Document | Bad, int]]
-) -> AttentionResult:
+) -> Attention:
     """The rollout or flow of the first document that can be measured."""
-    from attnviz.measuring.rolling import rolled
+    from attnviz.corpus.rolling import rolled
 
     how: Any = name
     for found, _ in documents:
@@ -417,9 +417,7 @@ def _rolled(
     raise InputError(f"--{name}: there is no document")
 
 
-def _drawn(
-    maps: AttentionResult, path: Path, staging: Staging, look: LookFlags, work: Work
-) -> Writer:
+def _drawn(maps: Attention, path: Path, staging: Staging, look: LookFlags, work: Work) -> Writer:
     """A writer of a picture of `maps`, one a layer."""
     from attnviz.cli.outputs import Outputs
     from attnviz.sources.run import Run

@@ -11,14 +11,14 @@ import numpy as np
 from attnviz.errors import printable
 
 if TYPE_CHECKING:
-    from attnviz.result import AttentionResult
+    from attnviz.result import Attention
 
 TOLERANCE = 0.02
 """How far from 1 a row may sum: bfloat16 keeps two to three digits."""
 
 
 def value_remarks(
-    result: AttentionResult, sequences: Sequence[int], pairs: Sequence[tuple[int, int]]
+    result: Attention, sequences: Sequence[int], pairs: Sequence[tuple[int, int]]
 ) -> list[str]:
     """Remarks about the heads of these sequences. Rows of padding mean nothing, and do not count.
 
@@ -67,9 +67,7 @@ def value_remarks(
     return remarks
 
 
-def _place(
-    result: AttentionResult, sequence: int, layer: int, head: int, query: int, key: int
-) -> str:
+def _place(result: Attention, sequence: int, layer: int, head: int, query: int, key: int) -> str:
     parts = [f"layer {result.layer_numbers[layer]}"] if result.names_layers else []
     parts += [f"sequence {sequence}"] if result.batch_size > 1 else []
     tokens = result.query_tokens[sequence][query], result.key_tokens[sequence][key]

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from attnviz import batch as batches
+from attnviz import tokens as batches
 from attnviz.cli.facts import Fact, layer_facts, trained_facts
 from attnviz.cli.inputs import (
     TextInput,

@@ -1,1 +1,1 @@
-"""What is made of an `AttentionResult`. Each renderer is a function; none computes attention."""
+"""What is made of an `Attention`. Each renderer is a function; none computes attention."""

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from attnviz.render.sheet import ALARM, COLOURS, Indices, tone_index
-from attnviz.result import AttentionResult
+from attnviz.result import Attention
 
 PADDING, FORBIDDEN, WEIGHT, NOT_A_NUMBER = range(4)
 """What a cell is. Where cells are pooled, the largest of these wins."""
@@ -39,7 +39,7 @@ class Heads:
     Padded queries and keys are padding whatever the array holds there.
     """
 
-    def __init__(self, result: AttentionResult, sequence: int) -> None:
+    def __init__(self, result: Attention, sequence: int) -> None:
         self._result = result
         self._sequence = sequence
         self._real = np.outer(result.query_valid[sequence], result.key_valid[sequence])

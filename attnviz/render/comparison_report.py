@@ -11,12 +11,12 @@ from attnviz.comparison import Comparison, HeadDifference, Place
 from attnviz.errors import printable
 from attnviz.render.console import flow, write
 from attnviz.render.tables import Paper, grid, name_of_head, widest
-from attnviz.render.tokens import shorten, signed, visible
+from attnviz.render.visible import shorten, signed, visible
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from attnviz.result import AttentionResult
+    from attnviz.result import Attention
 
 FORMAT, VERSION = "attnviz.comparison", 1
 
@@ -50,7 +50,7 @@ def comparison_facts(comparison: Comparison, names: tuple[str, str]) -> list[tup
     return facts
 
 
-def _about(result: AttentionResult) -> str:
+def _about(result: Attention) -> str:
     sizes = [_count(result.n_heads, "head"), str(result.attention.dtype)]
     if result.n_layers > 1:
         sizes.insert(0, _count(result.n_layers, "layer"))
@@ -201,7 +201,7 @@ def comparison_as_json(
     }
 
 
-def _side(name: str, result: AttentionResult) -> dict[str, Any]:
+def _side(name: str, result: Attention) -> dict[str, Any]:
     return {
         "file": name,
         "source": result.source,

@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.text import Text
 
 from attnviz.errors import LACKING
-from attnviz.render.tokens import cells, start
+from attnviz.render.visible import cells, start
 
 
 def make_console(file: IO[str] | None = None, environ: Mapping[str, str] = os.environ) -> Console:

@@ -51,8 +51,8 @@ from attnviz.render.labels import prose
 from attnviz.render.look import Look
 from attnviz.render.overview import overview_sheet
 from attnviz.render.sheet import COLOURS, Indices, Picture, Sheet, Text, tone_index
-from attnviz.render.tokens import signed
-from attnviz.result import AttentionResult
+from attnviz.render.visible import signed
+from attnviz.result import Attention
 
 WEIGHTS = 99
 """Palette entries of the weights' own colours; those of differences follow."""
@@ -180,7 +180,7 @@ class DifferenceBrush(Brush):
 # ── the differences of all heads ─────────────────────────────────────────────────────────────
 
 
-def cropped(result: AttentionResult, sequence: int) -> AttentionResult:
+def cropped(result: Attention, sequence: int) -> Attention:
     """One sequence between its real tokens, as a view: nothing is read or copied."""
     q, k = _span(result.query_valid[sequence]), _span(result.key_valid[sequence])
     s = slice(sequence, sequence + 1)
@@ -204,9 +204,7 @@ def _span(real: npt.NDArray[np.bool_]) -> slice:
 class DifferentHeads(Heads):
     """B - A for each head of A; what each of its cells is follows from both masks."""
 
-    def __init__(
-        self, a: AttentionResult, b: AttentionResult, others: dict[Pair, HeadDifference]
-    ) -> None:
+    def __init__(self, a: Attention, b: Attention, others: dict[Pair, HeadDifference]) -> None:
         super().__init__(a, 0)
         self._a, self._b, self._others = a, b, others
 
@@ -242,7 +240,7 @@ class DifferentHeads(Heads):
 
 
 def _cells(
-    result: AttentionResult, layer: int, number: int
+    result: Attention, layer: int, number: int
 ) -> tuple[npt.NDArray[Any], npt.NDArray[np.bool_]]:
     masks = result.allowed[layer, 0]
     return result.attention[layer, 0, number], masks[number if len(masks) > 1 else 0]
@@ -550,7 +548,7 @@ class Triptych:
         )
 
 
-def _one_head(result: AttentionResult, layer: int, head: int) -> AttentionResult:
+def _one_head(result: Attention, layer: int, head: int) -> Attention:
     """A view of one head alone."""
     per_head = result.allowed.shape[2] > 1
     one = slice(layer, layer + 1)

@@ -21,7 +21,7 @@ import numpy.typing as npt
 from attnviz.errors import InputError, printable
 
 if TYPE_CHECKING:
-    from attnviz.result import AttentionResult
+    from attnviz.result import Attention
     from attnviz.trace import Step
 
 FORMAT, VERSION = "attnviz.explain", 1
@@ -175,7 +175,7 @@ def entropy(weights: Floats) -> float:
 
 
 def explain(
-    result: AttentionResult,
+    result: Attention,
     steps: Sequence[Step],
     sequence: int,
     layer: int,
@@ -322,7 +322,7 @@ def _range(size: int, name: str) -> str:
 def _verdict(
     name: str,
     rule: npt.NDArray[np.bool_],
-    result: AttentionResult,
+    result: Attention,
     at: tuple[int, int, int],
     query: int,
 ) -> Bools:
@@ -358,7 +358,7 @@ LISTED = 8
 """Tokens that an error message lists."""
 
 
-def find_query(result: AttentionResult, sequence: int, text: str) -> int:
+def find_query(result: Attention, sequence: int, text: str) -> int:
     """The place in the padded batch of the query that a person means by `text`.
 
     An integer is an index into the sequence's own tokens, from the end where negative. Anything

@@ -23,7 +23,7 @@ from attnviz.render.explain_digits import (
     significant,
     weighted,
 )
-from attnviz.render.tokens import cells, fit, notation, shorten, visible
+from attnviz.render.visible import cells, fit, notation, shorten, visible
 
 if TYPE_CHECKING:
     from rich.console import Console

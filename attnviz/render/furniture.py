@@ -9,6 +9,7 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
+from attnviz.measures import measure
 from attnviz.render.cells import (
     FORBIDDEN,
     NOT_A_NUMBER,
@@ -23,9 +24,8 @@ from attnviz.render.fonts import Fonts
 from attnviz.render.labels import is_upright, label, prose
 from attnviz.render.look import Look
 from attnviz.render.sheet import COLOURS, Indices, Line, Number, Picture, Sheet, Text, palette
-from attnviz.render.tokens import shorten
-from attnviz.result import AttentionResult
-from attnviz.stats import measure
+from attnviz.render.visible import shorten
+from attnviz.result import Attention
 
 QUERY_AXIS, KEY_AXIS = "query: looks", "key: is looked at"
 MARGIN = 18.0
@@ -49,7 +49,7 @@ class Subject:
 
     def __init__(
         self,
-        result: AttentionResult,
+        result: Attention,
         sequence: int,
         look: Look,
         pairs: list[Pair],

@@ -10,11 +10,11 @@ from typing import Any
 import numpy as np
 
 from attnviz.errors import ConfigError
+from attnviz.measures.agreement import clustered
+from attnviz.measures.kinds import FORM_THRESHOLDS, THRESHOLDS
 from attnviz.render.heads_report import HeadReport, sentence
-from attnviz.stats.agreement import clustered
-from attnviz.stats.kinds import FORM_THRESHOLDS, THRESHOLDS
 
-FORMAT, VERSION = "attnviz.stats", 1
+FORMAT, VERSION = "attnviz.measures", 1
 
 
 def rows_of(report: HeadReport) -> list[dict[str, Any]]:

@@ -7,11 +7,11 @@ from typing import Any
 
 import numpy as np
 
+from attnviz.measures.agreement import clustered
 from attnviz.render.fonts import Fonts
 from attnviz.render.heads_report import HeadReport, count
 from attnviz.render.labels import prose
 from attnviz.render.look import Look
-from attnviz.stats.agreement import clustered
 
 THEMES = {"light": ("white", "#17191f"), "dark": ("#121418", "#e8eaee")}
 """Paper and ink."""

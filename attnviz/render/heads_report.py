@@ -14,11 +14,11 @@ from rich.console import Console
 from rich.text import Text
 
 from attnviz.errors import printable
+from attnviz.measures.glossary import GLOSSARY
+from attnviz.measures.kinds import THRESHOLDS, HeadClass, classify, form_of
 from attnviz.render.console import flow, has_color, write
 from attnviz.render.tables import Paper, grid, widest
-from attnviz.render.tokens import cells
-from attnviz.stats.glossary import GLOSSARY
-from attnviz.stats.kinds import THRESHOLDS, HeadClass, classify, form_of
+from attnviz.render.visible import cells
 
 Floats = npt.NDArray[np.float64]
 
@@ -111,7 +111,7 @@ class HeadReport:
         """The share of heads that have a sink at the first key (Gu et al. 2024)."""
         if "sink" not in self.figures:
             return None
-        from attnviz.stats.sinks import EPSILON
+        from attnviz.measures.sinks import EPSILON
 
         known = self.figures["sink"][np.isfinite(self.figures["sink"])]
         return float((known > EPSILON).mean()) if len(known) else None

@@ -14,11 +14,11 @@ from attnviz.render.look import Look
 from attnviz.render.overview import overview_sheet
 from attnviz.render.raster import rasterize, stamped, write_png
 from attnviz.render.sheet import Sheet, palette
-from attnviz.result import AttentionResult
+from attnviz.result import Attention
 
 
 def draw_overview(
-    result: AttentionResult,
+    result: Attention,
     sequence: int,
     path: Path,
     look: Look,
@@ -37,7 +37,7 @@ def draw_overview(
 
 
 def draw_heads(
-    result: AttentionResult,
+    result: Attention,
     sequence: int,
     targets: Sequence[tuple[int, int, Path]],
     look: Look,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import unicodedata
 
-from attnviz.render.tokens import characters, shorten, visible
+from attnviz.render.visible import characters, shorten, visible
 
 # Few fonts have Unicode's pictures of controls: those but ␣ ⇥ ↵ are spelled out, <U+001B>.
 _SPELLED = {0x2400 + c: f"<U+{c:04X}>" for c in range(0x20)} | {0x2421: "<U+007F>"}

@@ -22,7 +22,7 @@ from attnviz.render.heatmap import write
 from attnviz.render.look import Look
 from attnviz.render.overview import grid, overview_sheet
 from attnviz.render.sheet import COLOURS, Indices, Line, Sheet, Text
-from attnviz.render.tokens import shorten, visible
+from attnviz.render.visible import shorten, visible
 
 LARGEST_PICTURE = 1024
 """Pixels of a map, along a side, in the picture of one head."""

@@ -26,7 +26,7 @@ import numpy.typing as npt
 
 from attnviz.merging import NAMES
 from attnviz.pooled import PooledResult
-from attnviz.result import AttentionResult
+from attnviz.result import Attention
 from attnviz.trace import Step
 
 LARGE_PAGE = 30_000_000
@@ -129,7 +129,7 @@ def _hash(source: str) -> str:
 
 
 def run_facts(
-    result: AttentionResult | PooledResult,
+    result: Attention | PooledResult,
     heads: Sequence[tuple[int, int]],
     steps: Sequence[Step],
     command: str,
@@ -139,7 +139,7 @@ def run_facts(
         "source": result.source,
         "trained": result.trained,
         "masks": list(result.masks),
-        "notes": list(result.notes) if isinstance(result, AttentionResult) else [],
+        "notes": list(result.notes) if isinstance(result, Attention) else [],
         "config": [
             [str(key), _shown(value)] for key, value in result.config.items() if key not in NAMES
         ],
@@ -154,7 +154,7 @@ def run_facts(
     }
 
 
-def all_heads(result: AttentionResult | PooledResult) -> list[tuple[int, int]]:
+def all_heads(result: Attention | PooledResult) -> list[tuple[int, int]]:
     return [(layer, head) for layer in range(result.n_layers) for head in range(result.n_heads)]
 
 

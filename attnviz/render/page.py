@@ -23,6 +23,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from attnviz.measures import MEASURES, measure
 from attnviz.render.one_file import (
     LARGE_PAGE,
     Kind,
@@ -32,8 +33,7 @@ from attnviz.render.one_file import (
     packed,
     run_facts,
 )
-from attnviz.result import AttentionResult
-from attnviz.stats import MEASURES, measure
+from attnviz.result import Attention
 from attnviz.trace import Step
 
 MODULES = (
@@ -87,7 +87,7 @@ Codes = npt.NDArray[np.uint8] | npt.NDArray[np.uint16]
 
 
 def write_page(
-    result: AttentionResult,
+    result: Attention,
     path: Path,
     *,
     heads: Sequence[tuple[int, int]] | None = None,
@@ -195,7 +195,7 @@ def _packed(data: Codes) -> str:
     return packed(little.tobytes())
 
 
-def _levels(result: AttentionResult, rows: Sequence[int], heads: Sequence[tuple[int, int]]) -> int:
+def _levels(result: Attention, rows: Sequence[int], heads: Sequence[tuple[int, int]]) -> int:
     """How many steps a head's weights get: the most that fit into the budget.
 
     Coarser steps are tried by bisection, on some rows of each head.
@@ -225,7 +225,7 @@ def _some_rows(weights: npt.NDArray[Any]) -> npt.NDArray[Any]:
     return np.asarray(weights[sorted({*range(8, len(weights), 16), *extremes})])
 
 
-def _weights(result: AttentionResult, sequence: int, head: tuple[int, int]) -> npt.NDArray[Any]:
+def _weights(result: Attention, sequence: int, head: tuple[int, int]) -> npt.NDArray[Any]:
     return np.asarray(result.attention[head[0], sequence, head[1]])
 
 
@@ -233,7 +233,7 @@ def _weights(result: AttentionResult, sequence: int, head: tuple[int, int]) -> n
 
 
 def _masks(
-    result: AttentionResult, rows: Sequence[int], heads: Sequence[tuple[int, int]]
+    result: Attention, rows: Sequence[int], heads: Sequence[tuple[int, int]]
 ) -> tuple[list[str], list[list[int]]]:
     """The different masks, packed, and for each sequence each head's: an index, -1 for no mask."""
     lines: dict[bytes, int] = {}
@@ -257,7 +257,7 @@ def _masks(
 
 
 def _sequence(
-    result: AttentionResult,
+    result: Attention,
     s: int,
     heads: Sequence[tuple[int, int]],
     masks: list[int],
@@ -281,7 +281,7 @@ def _sequence(
     }
 
 
-def _largest(result: AttentionResult, s: int, head: tuple[int, int]) -> float:
+def _largest(result: Attention, s: int, head: tuple[int, int]) -> float:
     """The largest weight that is shown: of real tokens, where the mask lets a query look."""
     (q, q_end), (k, k_end) = _real(result.query_valid[s]), _real(result.key_valid[s])
     weights = _weights(result, s, head)[q:q_end, k:k_end]

@@ -20,7 +20,7 @@ from attnviz.render.look import Look
 from attnviz.render.overview import grid
 from attnviz.render.raster import rasterize, write_png
 from attnviz.render.sheet import COLOURS, Picture, Sheet, Text, palette
-from attnviz.result import AttentionResult
+from attnviz.result import Attention
 
 Pixels = npt.NDArray[np.uint8]
 
@@ -53,7 +53,7 @@ class Photo(Protocol):
 
 
 def draw_photo(
-    result: AttentionResult,
+    result: Attention,
     sequence: int,
     photo: Photo,
     path: Path,
@@ -90,7 +90,7 @@ def draw_photo(
     return []
 
 
-def _place(result: AttentionResult, sequence: int, query: str | None) -> int | None:
+def _place(result: Attention, sequence: int, query: str | None) -> int | None:
     """Where the query stands; None for the mean."""
     if query is not None:
         return find_query(result, sequence, query)
@@ -99,7 +99,7 @@ def _place(result: AttentionResult, sequence: int, query: str | None) -> int | N
 
 
 def _weights(
-    result: AttentionResult, sequence: int, pair: Pair, place: int | None, photo: Photo
+    result: Attention, sequence: int, pair: Pair, place: int | None, photo: Photo
 ) -> npt.NDArray[np.float64]:
     """What each patch gets, `[rows columns]`."""
     layer, head = pair

@@ -15,10 +15,10 @@ from rich.text import Text
 
 from attnviz.machine import human_bytes
 from attnviz.render.console import ascii_only, flow, write
-from attnviz.render.tokens import cells, notation
+from attnviz.render.visible import cells, notation
 
 if TYPE_CHECKING:
-    from attnviz.result import AttentionResult
+    from attnviz.result import Attention
     from attnviz.trace import Step
 
 FORMAT, VERSION = "attnviz.shapes", 1
@@ -620,7 +620,7 @@ def widest(lines: Iterable[Text]) -> int:
 
 
 def print_heads(
-    result: AttentionResult,
+    result: Attention,
     sequence: int | None,
     console: Console,
     heads: Sequence[tuple[int, int]] | None = None,
@@ -629,7 +629,7 @@ def print_heads(
 
     `heads` are (layer, head) pairs, from 0; None means all.
     """
-    from attnviz.stats import MEASURES, measure, measure_all
+    from attnviz.measures import MEASURES, measure, measure_all
 
     paper = Paper.of(console)
     if heads is None:
@@ -677,7 +677,7 @@ def print_measures(
     write(console, *flow(units, min(paper.width, 100), "  "))
 
 
-def name_of_head(result: AttentionResult, at: tuple[int, int]) -> str:
+def name_of_head(result: Attention, at: tuple[int, int]) -> str:
     """`3`, or `L1 H3` where there are several layers."""
     layer, head = at
     return f"L{result.layer_numbers[layer]} H{head}" if result.names_layers else str(head)

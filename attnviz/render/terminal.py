@@ -23,11 +23,11 @@ from rich.style import Style
 from rich.text import Text
 
 from attnviz.errors import printable
+from attnviz.measures import measure
 from attnviz.render.console import ascii_only, flow, has_color, write
 from attnviz.render.look import Look
-from attnviz.render.tokens import cells, characters, fit, notation, start, visible
-from attnviz.result import AttentionResult
-from attnviz.stats import measure
+from attnviz.render.visible import cells, characters, fit, notation, start, visible
+from attnviz.result import Attention
 
 LARGEST_LABELLED = 24
 """Rows that still get two columns a cell and labels, in colour; longer texts get half-blocks."""
@@ -92,7 +92,7 @@ Kinds = npt.NDArray[np.int64]
 
 
 def heatmaps(
-    result: AttentionResult,
+    result: Attention,
     sequence: int,
     console: Console,
     heads: Sequence[tuple[int, int]] | None = None,
@@ -212,13 +212,13 @@ class Shown:
 
 
 def _shown(
-    result: AttentionResult, sequence: int, heads: Sequence[tuple[int, int]], plain: bool
+    result: Attention, sequence: int, heads: Sequence[tuple[int, int]], plain: bool
 ) -> Shown:
     maps = tuple(_map(result, sequence, *at) for at in heads)
     return Shown(maps, *sides_of(result, sequence, plain))
 
 
-def sides_of(result: AttentionResult, sequence: int, plain: bool) -> tuple[Side, Side]:
+def sides_of(result: Attention, sequence: int, plain: bool) -> tuple[Side, Side]:
     """The queries and the keys of one sequence; in ASCII where it is `plain`."""
     queries, keys = (
         Side(tuple(visible(token, plain) for token in tokens[sequence]), at[sequence], valid)
@@ -232,7 +232,7 @@ def sides_of(result: AttentionResult, sequence: int, plain: bool) -> tuple[Side,
     return queries, keys
 
 
-def _map(result: AttentionResult, sequence: int, layer: int, head: int) -> Map:
+def _map(result: Attention, sequence: int, layer: int, head: int) -> Map:
     """Padding is padding whatever the array holds there."""
     weights = result.attention[layer, sequence, head].astype(np.float64)
     allowed = result.allowed[layer, sequence]
@@ -288,7 +288,7 @@ def plan_for(shown: Shown, console: Console) -> Plan:
 
 
 def _titles(
-    result: AttentionResult,
+    result: Attention,
     sequence: int,
     heads: Sequence[tuple[int, int]],
     plan: Plan,
@@ -524,7 +524,7 @@ def _ruler(keys: Side, plan: Plan, columns: int) -> str:
 
 
 def _legend(
-    result: AttentionResult,
+    result: Attention,
     sequence: int,
     shown: Shown,
     maps: Sequence[Map],
@@ -568,7 +568,7 @@ def sample_of(ink: Ink, code: int, plan: Plan) -> Text:
 
 
 def _remarks(
-    result: AttentionResult,
+    result: Attention,
     sequence: int,
     shown: Shown,
     maps: Sequence[Map],
@@ -596,7 +596,7 @@ def _remarks(
         yield f"up to {on_padding:.3g} of a row lies on padding, where no weight is drawn"
 
 
-def _weight_on_padding(result: AttentionResult, sequence: int, maps: Sequence[Map]) -> float:
+def _weight_on_padding(result: Attention, sequence: int, maps: Sequence[Map]) -> float:
     """The largest share that a real query gives to padded keys."""
     real, padded = result.query_valid[sequence], ~result.key_valid[sequence]
     if not padded.any():

@@ -41,7 +41,7 @@ from attnviz.render.terminal import (
     side_by_side,
     sides_of,
 )
-from attnviz.render.tokens import notation, signed
+from attnviz.render.visible import notation, signed
 
 RAMPS = {
     1: ("=", "-", " ", "+", "#"),

@@ -32,7 +32,7 @@ from attnviz.render.terminal import (
     sample_of,
     side_by_side,
 )
-from attnviz.render.tokens import notation
+from attnviz.render.visible import notation
 
 
 def long_maps(

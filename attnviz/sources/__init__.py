@@ -1,1 +1,1 @@
-"""Where attention comes from. Each source is a function from a batch to an `AttentionResult`."""
+"""Where attention comes from. Each source is a function from a batch to an `Attention`."""

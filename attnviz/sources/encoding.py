@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from attnviz.batch import PAD, Batch, Tokens, positions_of, real_places
 from attnviz.errors import InputError, printable
+from attnviz.tokens import PAD, Batch, Tokens, positions_of, real_places
 
 Spans = tuple[tuple[int, int], ...]
 """For each token, the characters (start, end) of its text that it stands for; (0, 0) for none."""

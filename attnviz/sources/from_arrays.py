@@ -15,14 +15,14 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from attnviz.batch import Batch
 from attnviz.errors import InputError, printable, why_unreadable
 from attnviz.machine import require_memory
 from attnviz.npy import BFLOAT16
 from attnviz.pooled import is_pooled
-from attnviz.result import FLOATS, AttentionResult, from_batches, load, only_layers
+from attnviz.result import FLOATS, Attention, from_batches, load, only_layers
 from attnviz.sources.array_files import READERS, Array, Arrays, is_saved_run, read_arrays
 from attnviz.sources.token_rows import Given, Side, token_batches
+from attnviz.tokens import Batch
 
 AXES = {"L": "layer", "B": "sequence", "H": "head", "Q": "query", "K": "key"}
 """The axes of attention, in the order of a result."""
@@ -54,7 +54,7 @@ def read_attention(
     key_lengths: Sequence[int] | None = None,
     pad_side: str | None = None,
     attention: str | None = None,
-) -> tuple[AttentionResult, list[str]]:
+) -> tuple[Attention, list[str]]:
     """A saved run, or a bare array of attention in `.npy`, `.npz`, `.safetensors`, `.pt`, `.pth`.
 
     `axes` are letters of `L B H Q K`, one for each axis of the array, in its order; `tokens` and
@@ -65,7 +65,7 @@ def read_attention(
     Raises `InputError` for a file or a flag that does not fit.
     """
     found = open_attention(path, axes=axes, attention=attention)
-    if isinstance(found, AttentionResult):
+    if isinstance(found, Attention):
         given = {
             "--axes": axes,
             "--tokens": tokens,
@@ -93,7 +93,7 @@ def refuse_for_saved_run(path: Path | str, given: Sequence[str]) -> None:
 
 def open_attention(
     path: Path | str, *, axes: str | None = None, attention: str | None = None
-) -> AttentionResult | BareArray:
+) -> Attention | BareArray:
     """A saved run, or a bare array whose axes are known and whose numbers are not read yet."""
     path = Path(path)
     shown, suffix = printable(path), path.suffix.lower()
@@ -288,7 +288,7 @@ class BareArray:
         allowed: npt.NDArray[np.bool_] | None = None,
         masks: Sequence[str] = UNKNOWN,
         wanted: Places | None = None,
-    ) -> AttentionResult:
+    ) -> Attention:
         """The attention. Numbers that need no change stay where they are, on disk.
 
         `allowed`, bool `[B 1|H Q K]`, is the mask, True = may look, by the names `masks`; with

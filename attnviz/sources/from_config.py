@@ -8,12 +8,12 @@ import torch
 from torch import Tensor
 
 from attnviz.attention import Embedding, MultiHeadAttention
-from attnviz.batch import Batch
 from attnviz.config import DTYPES, AttentionConfig
 from attnviz.errors import ConfigError
 from attnviz.machine import require_memory
 from attnviz.masks import Rule
 from attnviz.sources.run import Inputs, Run, require_fit, run_layers, sizes_of_run
+from attnviz.tokens import Batch
 from attnviz.trace import Recorder, Step
 
 SHADOW_SIZES = {"B": 11, "H": 13, "Tq": 17, "Tk": 19, "d_k": 23, "d_v": 29, "d_model": 31, "V": 37}

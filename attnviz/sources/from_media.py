@@ -13,10 +13,9 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from attnviz.batch import Tokens, make_batch
 from attnviz.errors import InputError, printable
 from attnviz.machine import require_memory
-from attnviz.result import AttentionResult, from_batches
+from attnviz.result import Attention, from_batches
 from attnviz.sources.capturing import Call, capture
 from attnviz.sources.encoding import Say
 from attnviz.sources.from_pretrained import ModelRun
@@ -26,6 +25,7 @@ from attnviz.sources.loading import LoadedModel, blaming, load_model, quiet
 from attnviz.sources.media import read_picture, read_wave, resampled
 from attnviz.sources.run import Run
 from attnviz.sources.towers import choose_layers, choose_tower, n_heads, tower_names
+from attnviz.tokens import Tokens, make_batch
 
 Pixels = npt.NDArray[np.uint8]
 
@@ -61,7 +61,7 @@ def from_images(
     attention: str | None = None,
     layers: Collection[int] | None = None,
     say: Say = lambda _: None,
-) -> AttentionResult:
+) -> Attention:
     """What a vision transformer (ViT, DeiT, DINOv2, CLIP, SigLIP …) attends to in pictures.
 
     Each file is a sequence. Its tokens are `[CLS]` and others of the kind where the model has
@@ -81,7 +81,7 @@ def from_audio(
     attention: str | None = None,
     layers: Collection[int] | None = None,
     say: Say = lambda _: None,
-) -> AttentionResult:
+) -> Attention:
     """What an audio encoder (Whisper, wav2vec 2.0, HuBERT …) attends to in `.wav` files.
 
     Each file is a sequence, brought to the model's own sampling rate. Its tokens are moments,

@@ -13,7 +13,6 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from attnviz.batch import Batch
 from attnviz.config import choice
 from attnviz.errors import ConfigError, InputError, printable
 from attnviz.machine import require_memory
@@ -29,6 +28,7 @@ from attnviz.sources.loading import LoadedModel, blaming, load_model
 from attnviz.sources.run import Run
 from attnviz.sources.subwords import pieces_of, readable, respelled
 from attnviz.sources.towers import choose_layers, choose_tower, members, n_heads, tower_names
+from attnviz.tokens import Batch
 
 
 @dataclass(frozen=True)

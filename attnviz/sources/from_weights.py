@@ -14,7 +14,6 @@ from typing import Any
 import torch
 
 from attnviz.attention import Embedding, MultiHeadAttention
-from attnviz.batch import Batch
 from attnviz.config import AttentionConfig
 from attnviz.errors import InputError, printable
 from attnviz.masks import Rule
@@ -25,6 +24,7 @@ from attnviz.sources.saved_layers import VOCABULARY
 from attnviz.sources.weight_files import WeightFile
 from attnviz.sources.weight_sizes import Asked, config_of, own_configs
 from attnviz.sources.weight_tensors import tensors_of
+from attnviz.tokens import Batch
 from attnviz.trace import Recorder, Step
 
 __all__ = ["Asked", "Weights", "facts_of", "from_weights", "open_weights", "steps_of"]

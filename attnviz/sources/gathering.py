@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from attnviz.errors import InputError
-from attnviz.result import AttentionResult
+from attnviz.result import Attention
 from attnviz.sources.capturing import TAPS, Call
 
 SCORES = ("products", "scores", "position_bias", "biased")
@@ -160,7 +160,7 @@ def _never(allowed: Sequence[npt.NDArray[np.bool_]], cells: npt.NDArray[np.bool_
     return bool(cells.any()) and not any((mask & cells[:, None]).any() for mask in allowed)
 
 
-def remarks(result: AttentionResult) -> list[str]:
+def remarks(result: Attention) -> list[str]:
     """What a person should know of these maps: what is no number, what sinks take."""
     for number, maps_of_layer in zip(result.layer_numbers, result.attention, strict=True):
         odd = [bool(np.isnan(maps_of_layer[:, head]).any()) for head in range(result.n_heads)]

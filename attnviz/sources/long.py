@@ -12,19 +12,19 @@ import torch
 from torch import Tensor
 
 from attnviz.attention import Embedding, MultiHeadAttention
-from attnviz.batch import Batch
 from attnviz.config import DTYPES, AttentionConfig
 from attnviz.errors import InputError
 from attnviz.machine import require_memory
 from attnviz.masks import Rule
 from attnviz.pooled import PooledResult, window_result, windows_of
 from attnviz.positions import alibi_slopes
-from attnviz.result import AttentionResult
+from attnviz.result import Attention
 from attnviz.sources.from_config import embedded, require_device
 from attnviz.sources.from_weights import Weights, facts_of
 from attnviz.sources.run import Inputs, require_fit, sizes_of_run
 from attnviz.streaming import LongAttention, Pooled, context, pool
 from attnviz.streaming.pool import NEAR
+from attnviz.tokens import Batch
 from attnviz.trace import Recorder, Step
 
 Progress = Callable[[int, int], None]
@@ -247,7 +247,7 @@ class Windows:
             "give fewer rows or columns, or pool the whole: --pool 1024",
         )
 
-    def result(self, queries: Batch, keys: Batch, facts: Mapping[str, Any]) -> AttentionResult:
+    def result(self, queries: Batch, keys: Batch, facts: Mapping[str, Any]) -> Attention:
         """The window of all layers that were wanted."""
         weights = np.stack([weights for weights, _ in self._found])[:, None]
         allowed = np.stack([allowed for _, allowed in self._found])[:, None]

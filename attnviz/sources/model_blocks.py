@@ -19,7 +19,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from attnviz.batch import Batch
 from attnviz.errors import InputError
 from attnviz.machine import require_memory
 from attnviz.masks import Rule
@@ -31,6 +30,7 @@ from attnviz.sources.loading import LoadedModel
 from attnviz.sources.long import Each, LongRun, Pooling, real_rows
 from attnviz.sources.towers import choose_layers, choose_tower, members, n_heads, tower_names
 from attnviz.streaming import LongAttention, context, window
+from attnviz.tokens import Batch
 
 PROVED = 1024
 """Tokens at the beginning of the text on which the blocks are compared with the model's own."""

@@ -12,11 +12,11 @@ import torch
 from torch import Tensor
 
 from attnviz.attention import MultiHeadAttention
-from attnviz.batch import Batch
 from attnviz.config import AttentionConfig
 from attnviz.errors import ConfigError, InputError, printable
 from attnviz.masks import Rule, build
-from attnviz.result import KEEPABLE, AttentionResult, from_batches
+from attnviz.result import KEEPABLE, Attention, from_batches
+from attnviz.tokens import Batch
 from attnviz.trace import EXPLANATIONS, Recorder, Step
 
 
@@ -28,7 +28,7 @@ class Run:
     empty where the attention is not computed by a layer of attnviz's own.
     """
 
-    result: AttentionResult
+    result: Attention
     steps: tuple[Step, ...]
     layers: tuple[MultiHeadAttention, ...] = ()
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from attnviz.batch import Tokens
 from attnviz.pieces import Pieces, decoded, make_pieces, spelled, spelling_of_vocabulary
 from attnviz.sources.encoding import Encoded, special_ids
+from attnviz.tokens import Tokens
 
 
 def readable(tokenizer: Any, encoded: Encoded) -> list[Tokens]:

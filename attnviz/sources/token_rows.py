@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from attnviz.batch import PAD_SPELLINGS, Batch, Tokens, make_batch, read_tokens
 from attnviz.errors import InputError, printable
 from attnviz.machine import require_memory
+from attnviz.tokens import PAD_SPELLINGS, Batch, Tokens, make_batch, read_tokens
 
 Given = Path | Sequence[Sequence[str]]
 """A file of tokens, or the tokens of each sequence."""

@@ -27,9 +27,9 @@ import torch
 from torch import Tensor, nn
 
 from attnviz.attention import Embedding, MultiHeadAttention
-from attnviz.batch import SPECIAL_TOKENS
 from attnviz.config import AttentionConfig
 from attnviz.sources.saved_layers import save_layers
+from attnviz.tokens import SPECIAL_TOKENS
 
 TRAINED = Path(__file__).resolve().parent.parent / "trained"
 

@@ -22,7 +22,7 @@ import numpy as np
 from playwright.sync_api import Browser, sync_playwright
 
 from attnviz.render.page import write_page
-from attnviz.result import AttentionResult
+from attnviz.result import Attention
 
 LAYERS, HEADS, TOKENS = 12, 12, 512
 KINDS = ("noise", "mixed", "causal")
@@ -50,7 +50,7 @@ HOVER = """async () => {
 }"""
 
 
-def result(kind: str) -> AttentionResult:
+def result(kind: str) -> Attention:
     """Softmax of noise; or of noise of several strengths, near diagonals and with sinks."""
     rng = np.random.default_rng(0)
     away = np.arange(TOKENS)[:, None] - np.arange(TOKENS)[None, :]
@@ -71,7 +71,7 @@ def result(kind: str) -> AttentionResult:
     names = (tuple(f"token{i}" for i in range(TOKENS)),)
     lengths = np.array([TOKENS])
     masks = ("causal",) if kind == "causal" else ()
-    return AttentionResult(weights, allowed, names, names, lengths, lengths, masks=masks)
+    return Attention(weights, allowed, names, names, lengths, lengths, masks=masks)
 
 
 def seconds(work: Callable[[], object], repeats: int = 3) -> float:

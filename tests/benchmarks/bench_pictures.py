@@ -22,10 +22,10 @@ from PIL import Image
 
 from attnviz.render.heatmap import draw_heads, draw_overview
 from attnviz.render.look import Look
-from attnviz.result import AttentionResult
+from attnviz.result import Attention
 
 
-def result(layers: int, heads: int, tokens: int) -> AttentionResult:
+def result(layers: int, heads: int, tokens: int) -> Attention:
     rng = np.random.default_rng(0)
     weights = rng.standard_normal((layers, 1, heads, tokens, tokens), dtype=np.float32)
     weights *= 2
@@ -34,7 +34,7 @@ def result(layers: int, heads: int, tokens: int) -> AttentionResult:
     names = (tuple(f"token{i}" for i in range(tokens)),)
     lengths = np.array([tokens])
     allowed = np.ones((layers, 1, 1, tokens, tokens), dtype=bool)
-    return AttentionResult(weights, allowed, names, names, lengths, lengths)
+    return Attention(weights, allowed, names, names, lengths, lengths)
 
 
 def seconds(work: Callable[[], object], repeats: int) -> float:
@@ -62,7 +62,7 @@ def plain_head(weights: np.ndarray, names: tuple[str, ...], path: Path, size: fl
     plt.close(figure)
 
 
-def plain_overview(run: AttentionResult, path: Path) -> None:
+def plain_overview(run: Attention, path: Path) -> None:
     """`subplots(12, 12)` with `imshow`, and labels on the outer edges."""
     import matplotlib.pyplot as plt  # noqa: TID251 - the yardstick is the usual way
 

@@ -41,12 +41,12 @@ def against_forward(rounds: int = 5) -> None:
     import torch
     from real_models import minilm
 
-    from attnviz.measuring.documents import Document
-    from attnviz.measuring.opening import open_model
-    from attnviz.measuring.source import Ready, Take
-    from attnviz.measuring.tally import measured
-    from attnviz.stats.block import Block
-    from attnviz.stats.measures import Options
+    from attnviz.corpus.documents import Document
+    from attnviz.corpus.opening import open_model
+    from attnviz.corpus.source import Ready, Take
+    from attnviz.corpus.tally import measured
+    from attnviz.measures.block import Block
+    from attnviz.measures.measures import Options
 
     source = open_model(str(minilm()))
     windows = np.load(WINDOWS)["input_ids"]

@@ -24,8 +24,8 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from attnviz import masks
 from attnviz.attention import scaled_dot_product_attention as whole_attention
-from attnviz.batch import make_batch
 from attnviz.streaming import LongAttention, pool, weight_blocks, window
+from attnviz.tokens import make_batch
 
 BARS = {16384: (0.8, 1.2), 65536: (0.65, 0.9), 131072: (0.6, 0.9)}
 """Of tokens: the most that pooling may take, and pooling with all statistics of the rows."""

@@ -7,12 +7,12 @@ from pathlib import Path
 
 import numpy as np
 
+from attnviz.corpus.documents import Bad, Document
+from attnviz.corpus.source import Ready, Take
 from attnviz.errors import InputError, printable
-from attnviz.measuring.documents import Bad, Document
-from attnviz.measuring.source import Ready, Take
-from attnviz.result import AttentionResult
+from attnviz.measures.block import Block, texts_of_tokens
+from attnviz.result import Attention
 from attnviz.sources.from_arrays import read_attention
-from attnviz.stats.block import Block, texts_of_tokens
 
 
 class Saved:
@@ -27,7 +27,7 @@ class Saved:
     def __init__(self, paths: Sequence[Path], axes: str | None = None) -> None:
         self._paths, self._axes = tuple(paths), axes
         self.notices: list[str] = []
-        self._held: tuple[int, AttentionResult] | None = None
+        self._held: tuple[int, Attention] | None = None
         self._first, first = self._first_sound()
         self.n_layers, self.n_heads = first.n_layers, first.n_heads
         self.layer_numbers = first.layer_numbers
@@ -99,7 +99,7 @@ class Saved:
     def losses(self, batch: Sequence[Ready]) -> None:  # noqa: ARG002 - there is no model
         return None
 
-    def _first_sound(self) -> tuple[int, AttentionResult]:
+    def _first_sound(self) -> tuple[int, Attention]:
         """The first run that can be read. Raises `InputError` for the first where none can."""
         wrong: InputError | None = None
         for i in range(len(self._paths)):
@@ -110,7 +110,7 @@ class Saved:
         assert wrong is not None
         raise wrong
 
-    def _run(self, i: int) -> AttentionResult:
+    def _run(self, i: int) -> Attention:
         if self._held is None or self._held[0] != i:
             run, notices = read_attention(self._paths[i], axes=self._axes)
             self.notices += [each for each in notices if each not in self.notices]

@@ -9,8 +9,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from attnviz.corpus.unpacking import PACKED, UNREADABLE, as_utf8, has_byte_lines, unpacked
 from attnviz.errors import ConfigError, InputError, printable, why_unreadable
-from attnviz.measuring.unpacking import PACKED, UNREADABLE, as_utf8, has_byte_lines, unpacked
 
 LONGEST_LINE = 2**26
 """Bytes of a line. A file without line ends is no corpus, and would fill the memory."""

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from attnviz.stats.block import Annotation, Block, Floats
-from attnviz.stats.sums import Accumulator, ratio
+from attnviz.measures.block import Annotation, Block, Floats
+from attnviz.measures.sums import Accumulator, ratio
 
 ANY = ""
 """The label of pairs that have none."""

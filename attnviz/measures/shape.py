@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from attnviz.stats.block import Block, Floats
-from attnviz.stats.sharpness import row_sums
-from attnviz.stats.sums import Accumulator, ratio
+from attnviz.measures.block import Block, Floats
+from attnviz.measures.sharpness import row_sums
+from attnviz.measures.sums import Accumulator, ratio
 
 RANKED_FIRST, RANKED_EVERY, RANKED_LENGTH = 8, 128, 512
 """Whose rank is taken: of the first 8 documents and every 128th, when they have at most 512 tokens.

@@ -8,7 +8,7 @@ from typing import ClassVar, Self
 
 import numpy as np
 
-from attnviz.stats.block import Block, Floats
+from attnviz.measures.block import Block, Floats
 
 FARTHEST = 2048
 """Offsets beyond are counted together, one sum before and one after."""

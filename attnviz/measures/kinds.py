@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from attnviz.stats.block import Floats
-from attnviz.stats.offsets import POSITIONAL
-from attnviz.stats.sinks import EPSILON
+from attnviz.measures.block import Floats
+from attnviz.measures.offsets import POSITIONAL
+from attnviz.measures.sinks import EPSILON
 
 MOST, BROAD = 0.5, 0.1
 

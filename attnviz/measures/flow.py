@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from attnviz.errors import InputError
-from attnviz.stats.block import Floats
+from attnviz.measures.block import Floats
 
 LONGEST_FLOW = 64
 """Tokens: each pair of a token and a token is a maximum flow of its own."""

@@ -10,16 +10,16 @@ import numpy as np
 import numpy.typing as npt
 
 from attnviz.errors import ConfigError, printable
-from attnviz.stats.agreement import DOCUMENTS, Agreement
-from attnviz.stats.block import Block, Floats
-from attnviz.stats.gold import Gold
-from attnviz.stats.induction import Induction
-from attnviz.stats.offsets import Offsets
-from attnviz.stats.shape import Evenness, Rank
-from attnviz.stats.sharpness import Sharpness
-from attnviz.stats.sinks import Sinks
-from attnviz.stats.sums import Accumulator
-from attnviz.stats.where import FIRST_TOKENS, WINDOW, Where
+from attnviz.measures.agreement import DOCUMENTS, Agreement
+from attnviz.measures.block import Block, Floats
+from attnviz.measures.gold import Gold
+from attnviz.measures.induction import Induction
+from attnviz.measures.offsets import Offsets
+from attnviz.measures.shape import Evenness, Rank
+from attnviz.measures.sharpness import Sharpness
+from attnviz.measures.sinks import Sinks
+from attnviz.measures.sums import Accumulator
+from attnviz.measures.where import FIRST_TOKENS, WINDOW, Where
 
 DEFAULT = ("where", "sharpness", "offsets", "sinks", "evenness", "rank")
 GROUPS = (*DEFAULT, "agreement", "gold", "induction")

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from attnviz.stats.block import Block, Floats, Ints
-from attnviz.stats.sums import Accumulator, ratio, reach
+from attnviz.measures.block import Block, Floats, Ints
+from attnviz.measures.sums import Accumulator, ratio, reach
 
 POSITIONAL = 0.9
 """Voita et al. 2019, section 5.1: a head is positional when so many of its largest weights are at

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from attnviz.stats.block import Block, Floats, Ints
-from attnviz.stats.sums import Accumulator, ratio
+from attnviz.measures.block import Block, Floats, Ints
+from attnviz.measures.sums import Accumulator, ratio
 
 PLACES = 16
 """The keys k = 0 … 15 are followed."""

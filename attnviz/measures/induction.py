@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from attnviz.stats.block import Block, Floats
-from attnviz.stats.sums import Accumulator, ratio
+from attnviz.measures.block import Block, Floats
+from attnviz.measures.sums import Accumulator, ratio
 
 TOKENS, COPIES = 25, 4
 """Olsson et al. 2022 repeat 25 random tokens 4 times."""

@@ -12,13 +12,13 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from attnviz.corpus.source import Facts
+from attnviz.corpus.tally import Part, Tally
 from attnviz.errors import InputError, printable, why_unreadable
-from attnviz.measuring.source import Facts
-from attnviz.measuring.tally import Part, Tally
+from attnviz.measures.measures import Measures, Options
 from attnviz.npy import read_npz
-from attnviz.stats.measures import Measures, Options
 
-FORMAT, VERSION = "attnviz.stats.checkpoint", 3
+FORMAT, VERSION = "attnviz.measures.checkpoint", 3
 
 
 @dataclass(frozen=True)

@@ -25,16 +25,16 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from attnviz.corpus.batches import Shard
+from attnviz.corpus.checkpoint import Checkpoint
+from attnviz.corpus.documents import Bad, Corpus, Document
+from attnviz.corpus.drive import EVERY, Tell, keeping
+from attnviz.corpus.opening import Opening
+from attnviz.corpus.source import Facts, Source
+from attnviz.corpus.tally import Part, SpoiledError, Tally, measure_shard
 from attnviz.errors import AttnvizError, ConfigError, InputError, printable
 from attnviz.machine import require_package
-from attnviz.measuring.batches import Shard
-from attnviz.measuring.checkpoint import Checkpoint
-from attnviz.measuring.documents import Bad, Corpus, Document
-from attnviz.measuring.drive import EVERY, Tell, keeping
-from attnviz.measuring.opening import Opening
-from attnviz.measuring.source import Facts, Source
-from attnviz.measuring.tally import Part, SpoiledError, Tally, measure_shard
-from attnviz.stats.measures import Measures, Options
+from attnviz.measures.measures import Measures, Options
 
 FAN_IN = 8
 """Measures that a task merges."""
@@ -189,7 +189,7 @@ def _measured(
     import ray
     from ray.data import ActorPoolStrategy, DataContext
 
-    from attnviz.measuring.ray_reading import ShardSource
+    from attnviz.corpus.ray_reading import ShardSource
 
     context = DataContext.get_current()
     context.enable_progress_bars = False

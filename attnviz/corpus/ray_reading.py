@@ -9,9 +9,9 @@ import pyarrow as pa
 from ray.data import Datasource, ReadTask
 from ray.data.block import BlockMetadata
 
-from attnviz.measuring.batches import shards
-from attnviz.measuring.cluster import packed_shard
-from attnviz.measuring.documents import Corpus
+from attnviz.corpus.batches import shards
+from attnviz.corpus.cluster import packed_shard
+from attnviz.corpus.documents import Corpus
 
 
 class ShardSource(Datasource):

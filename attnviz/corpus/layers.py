@@ -12,21 +12,21 @@ from torch import Tensor
 
 from attnviz import masks
 from attnviz.attention import Embedding, MultiHeadAttention
-from attnviz.batch import SPECIAL_TOKENS, Batch, make_batch, tokenizer_named
 from attnviz.config import AttentionConfig
+from attnviz.corpus.documents import Document
+from attnviz.corpus.rows import LONGEST, head_rows
+from attnviz.corpus.source import Ready, Take
 from attnviz.errors import InputError, printable
 from attnviz.masks import Rule
-from attnviz.measuring.documents import Document
-from attnviz.measuring.rows import LONGEST, head_rows
-from attnviz.measuring.source import Ready, Take
+from attnviz.measures.block import Annotation, Block, Texts, texts_of_tokens
+from attnviz.measures.induction import TOKENS, repeated
+from attnviz.measures.words import kind_of
 from attnviz.positions import alibi_slopes
 from attnviz.sources.from_weights import Asked, open_weights
 from attnviz.sources.run import as_array
 from attnviz.sources.weight_files import open_weight_file
-from attnviz.stats.block import Annotation, Block, Texts, texts_of_tokens
-from attnviz.stats.induction import TOKENS, repeated
-from attnviz.stats.words import kind_of
 from attnviz.streaming import LongAttention
+from attnviz.tokens import SPECIAL_TOKENS, Batch, make_batch, tokenizer_named
 
 
 @dataclass(frozen=True)

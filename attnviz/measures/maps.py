@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from attnviz.result import AttentionResult
+from attnviz.result import Attention
 
 MEASURES = {
     "entropy": "bits",
@@ -50,7 +50,7 @@ class HeadMeasures:
 
 
 def measure(
-    result: AttentionResult, sequence: int, heads: Collection[tuple[int, int]] | None = None
+    result: Attention, sequence: int, heads: Collection[tuple[int, int]] | None = None
 ) -> HeadMeasures:
     """Measure heads on one sequence of `result`. A NaN among a head's rows is that head's.
 
@@ -87,7 +87,7 @@ def measure(
 
 
 def measure_all(
-    result: AttentionResult, heads: Collection[tuple[int, int]] | None = None
+    result: Attention, heads: Collection[tuple[int, int]] | None = None
 ) -> HeadMeasures:
     """Measure heads on all sequences together; see `measure`."""
     total = measure(result, 0, heads)

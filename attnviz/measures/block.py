@@ -10,8 +10,8 @@ from typing import Any, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from attnviz.batch import positions_of, real_places
-from attnviz.stats.words import SEPARATOR, kind_of
+from attnviz.measures.words import SEPARATOR, kind_of
+from attnviz.tokens import positions_of, real_places
 
 MOST_WEIGHTS = 2**18
 """Weights of a piece: with its copies it stays in a core's cache, and a long text needs no more."""

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from attnviz.corpus.source import Source
 from attnviz.errors import ConfigError
-from attnviz.measuring.source import Source
 
 if TYPE_CHECKING:
-    from attnviz.measuring.models import Model
+    from attnviz.corpus.models import Model
 
 Opening = Callable[[], Source]
 """Opens a source. It can be pickled, so that another process or machine opens its own."""
@@ -34,7 +34,7 @@ def open_model(
 
     `generates` asks for the language head, which `losses` wants; a model without one has no losses.
     """
-    from attnviz.measuring.models import Model
+    from attnviz.corpus.models import Model
     from attnviz.sources.loading import load_model, outline_model
 
     try:

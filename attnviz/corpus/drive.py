@@ -7,11 +7,11 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from attnviz.measuring.batches import Shard
-from attnviz.measuring.checkpoint import Checkpoint
-from attnviz.measuring.source import Source
-from attnviz.measuring.tally import Part, measure_shard
-from attnviz.stats.measures import Options
+from attnviz.corpus.batches import Shard
+from attnviz.corpus.checkpoint import Checkpoint
+from attnviz.corpus.source import Source
+from attnviz.corpus.tally import Part, measure_shard
+from attnviz.measures.measures import Options
 
 EVERY = 20.0
 """Seconds between two checkpoints."""

@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from attnviz.stats.block import Block, Bools, Floats
-from attnviz.stats.sums import Accumulator, ratio
-from attnviz.stats.words import SEPARATOR
+from attnviz.measures.block import Block, Bools, Floats
+from attnviz.measures.sums import Accumulator, ratio
+from attnviz.measures.words import SEPARATOR
 
 SMOOTHING = 1e-4
 """The share of a row that Clark et al. 2019 spread evenly before they take its entropy."""

@@ -6,11 +6,11 @@ from typing import Literal
 
 import numpy as np
 
+from attnviz.corpus.source import Ready, Source
 from attnviz.errors import InputError
-from attnviz.measuring.source import Ready, Source
-from attnviz.result import AttentionResult
-from attnviz.stats.block import Block, Floats
-from attnviz.stats.flow import flow, rollout
+from attnviz.measures.block import Block, Floats
+from attnviz.measures.flow import flow, rollout
+from attnviz.result import Attention
 
 
 def layer_means(source: Source, ready: Ready) -> Floats:
@@ -29,12 +29,12 @@ def layer_means(source: Source, ready: Ready) -> Floats:
 
 def rolled(
     source: Source, ready: Ready, tokens: tuple[str, ...], how: Literal["rollout", "flow"]
-) -> AttentionResult:
+) -> Attention:
     """Rollout up to each layer, or the flow to the last, as maps of one head each."""
     means = layer_means(source, ready)
     maps = rollout(means) if how == "rollout" else flow(means)[None]
     size = np.array([len(tokens)])
-    return AttentionResult(
+    return Attention(
         attention=maps[:, None, None],
         allowed=np.ones((len(maps), 1, 1, *maps.shape[1:]), dtype=np.bool_),
         query_tokens=(tokens,),

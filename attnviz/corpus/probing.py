@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from attnviz.measuring.batches import batches
-from attnviz.measuring.source import Source
-from attnviz.measuring.tally import measured
-from attnviz.stats.block import Floats
-from attnviz.stats.induction import COPIES, TOKENS
-from attnviz.stats.measures import Options
+from attnviz.corpus.batches import batches
+from attnviz.corpus.source import Source
+from attnviz.corpus.tally import measured
+from attnviz.measures.block import Floats
+from attnviz.measures.induction import COPIES, TOKENS
+from attnviz.measures.measures import Options
 
 SEQUENCES = 16
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-from attnviz.measuring.documents import Bad, Document
-from attnviz.measuring.source import Ready
+from attnviz.corpus.documents import Bad, Document
+from attnviz.corpus.source import Ready
 
 SHARD = 256
 """Documents of a shard: what is sorted by length, done as a whole, and kept in a checkpoint."""

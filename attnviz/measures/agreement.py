@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from attnviz.stats.block import Block, Bools, Floats
-from attnviz.stats.sums import Accumulator, ratio
+from attnviz.measures.block import Block, Bools, Floats
+from attnviz.measures.sums import Accumulator, ratio
 
 DOCUMENTS, LENGTH = 10, 256
 """Of the first 10 documents that have at most 256 tokens: a pair of heads costs a pass over both

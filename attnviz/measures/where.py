@@ -6,9 +6,9 @@ from typing import Self
 
 import numpy as np
 
-from attnviz.stats.block import Block, Bools, Floats, Ints
-from attnviz.stats.sums import Accumulator, ratio, reach
-from attnviz.stats.words import PUNCTUATION, SEPARATOR, SPECIAL
+from attnviz.measures.block import Block, Bools, Floats, Ints
+from attnviz.measures.sums import Accumulator, ratio, reach
+from attnviz.measures.words import PUNCTUATION, SEPARATOR, SPECIAL
 
 WINDOW = 5
 """Positions on each side that count as near."""

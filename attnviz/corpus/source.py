@@ -9,8 +9,8 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from attnviz.measuring.documents import Document
-from attnviz.stats.block import Block
+from attnviz.corpus.documents import Document
+from attnviz.measures.block import Block
 
 
 @dataclass(frozen=True, eq=False)

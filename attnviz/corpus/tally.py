@@ -10,12 +10,12 @@ from typing import Any
 
 from threadpoolctl import ThreadpoolController
 
+from attnviz.corpus.batches import Shard, batches
+from attnviz.corpus.documents import Bad
+from attnviz.corpus.source import Facts, Ready, Source
 from attnviz.errors import InputError
-from attnviz.measuring.batches import Shard, batches
-from attnviz.measuring.documents import Bad
-from attnviz.measuring.source import Facts, Ready, Source
-from attnviz.stats.block import Block
-from attnviz.stats.measures import Measures, Options, merge_all
+from attnviz.measures.block import Block
+from attnviz.measures.measures import Measures, Options, merge_all
 
 MOST_NAMED = 100
 """Bad documents that are named; all are counted."""

@@ -9,12 +9,15 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from attnviz.corpus.documents import Document
+from attnviz.corpus.layers import annotations_of
+from attnviz.corpus.rows import LONGEST, head_rows
+from attnviz.corpus.source import Ready, Take
 from attnviz.errors import InputError, printable
 from attnviz.machine import free_memory, human_bytes
-from attnviz.measuring.documents import Document
-from attnviz.measuring.layers import annotations_of
-from attnviz.measuring.rows import LONGEST, head_rows
-from attnviz.measuring.source import Ready, Take
+from attnviz.measures.block import Block, Texts, make_side
+from attnviz.measures.induction import TOKENS, repeated
+from attnviz.measures.words import SEPARATOR, SPECIAL, kind_of
 from attnviz.sources.capturing import Call, capture
 from attnviz.sources.from_pretrained import learned_positions
 from attnviz.sources.loading import LoadedModel, blaming
@@ -27,9 +30,6 @@ from attnviz.sources.model_blocks import (
 )
 from attnviz.sources.run import as_array
 from attnviz.sources.towers import choose_tower, layer_numbers, n_heads
-from attnviz.stats.block import Block, Texts, make_side
-from attnviz.stats.induction import TOKENS, repeated
-from attnviz.stats.words import SEPARATOR, SPECIAL, kind_of
 from attnviz.streaming import LongAttention
 
 

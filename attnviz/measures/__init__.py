@@ -6,6 +6,6 @@ a head over a corpus, block of query rows by block. All are sums that can be mer
 
 from __future__ import annotations
 
-from attnviz.stats.maps import MEASURES, HeadMeasures, measure, measure_all
+from attnviz.measures.maps import MEASURES, HeadMeasures, measure, measure_all
 
 __all__ = ["MEASURES", "HeadMeasures", "measure", "measure_all"]
