@@ -15,7 +15,8 @@ if TYPE_CHECKING:
     from attnviz.checks import assert_attention, check
     from attnviz.comparison import compare
     from attnviz.config import AttentionConfig
-    from attnviz.result import Attention, load
+    from attnviz.result import Attention
+    from attnviz.saved_runs import load
     from attnviz.sources.capturing import capture
     from attnviz.sources.from_arrays import read_attention
 
@@ -42,7 +43,7 @@ _HOMES = {
     "capture": "attnviz.sources.capturing",
     "check": "attnviz.checks",
     "compare": "attnviz.comparison",
-    "load": "attnviz.result",
+    "load": "attnviz.saved_runs",
     "read_attention": "attnviz.sources.from_arrays",
     "scaled_dot_product_attention": "attnviz.attention",
 }

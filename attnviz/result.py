@@ -1,44 +1,33 @@
-"""What every source returns and every renderer draws: weights, masks, tokens, facts.
+"""Attention with everything that is needed to draw, measure, compare or check it.
 
-The saved form has a version. Version 1, the same names in `.npz` and `.safetensors`:
-
-- `attention`: `[L B H Tq Tk]`, float; 0 where forbidden. Rows of padding hold what the layer
-  computed for them, and mean nothing: `lengths` and `pad_side` tell which rows are real.
-- `allowed`: `[L B 1|H Tq Tk]`, bool; True where a query may look.
-- `lengths`, `key_lengths`: `[B]`, int64; real tokens in each sequence.
-- tensors kept on request, under their tap names, the layer axis first: `q` `[L B H Tq d_k]`, `k`
-  `[L B H Tk d_k]`, `v` `[L B H Tk d_v]`, `scores` `[L B H Tq Tk]` (before masking), `context`
-  `[L B H Tq d_v]`, `output` `[L B Tq d_model]`. H of `k` and `v` is Hkv where heads share them.
-- metadata: one JSON object; in `.npz` the string array `metadata`, in `.safetensors` the header
-  entry `attnviz`. It has `format` ("attnviz.run"), `version`, `query_tokens` and `key_tokens`
-  `[B][T]` with `[PAD]` where padded, `pad_side`, `config`, `masks`, `source`, `trained`, `attnviz`;
-  and `layers`, their numbers in the model, where these are not 0, 1, 2, …; `n_prompt` and `notes`
-  where there are any.
-
-`.json` is that object with the arrays in it, as nested lists.
+What every source returns and every renderer draws. `attnviz.saved_runs` writes and reads it.
 """
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from attnviz.errors import InputError, printable, why_unreadable
-from attnviz.machine import human_bytes, require_memory
-from attnviz.npy import MAPPED_FROM, names_in_safetensors, read_npz, read_safetensors
+from attnviz.errors import InputError, printable
 from attnviz.tokens import PAD_SIDES, Batch, make_batch, positions_of, real_places
-
-FORMAT, VERSION = "attnviz.run", 1
 
 KEEPABLE = ("q", "k", "v", "scores", "context", "output")
 """Taps that a saved run can hold beside the weights."""
+
+AXES = {
+    "allowed": "L B 1|H Pq Pk",
+    "largest": "L B H Pq Pk",
+    "counts": "L B 1|H Pq Pk",
+    "top_keys": "L B H Tq *",
+    "top_weights": "L B H Tq *",
+}
+"""The axes of the arrays beside `attention`, which is `[L B H Pq Pk]`; * is any size. Pq and Pk are
+Tq and Tk where cells are weights. A row statistic is `[L B H Tq]`."""
 
 KEPT_AXES = {
     "q": "L B H Tq *",
@@ -52,30 +41,48 @@ KEPT_AXES = {
     "projected": "L B Tq *",
     "residual": "L B Tq *",
     "output": "L B Tq *",
+    "first_key": "L B Tq",
+    "end_key": "L B Tq",
+    "scale": "L",
+    "softcap": "L",
+    "slopes": "L H",
+    "sinks": "L H",
 }
 """The axes of kept tensors; widths, and the number of key/value heads, are free."""
+
+NEEDED_FOR_WEIGHTS = ("q", "k", "first_key", "end_key", "scale", "softcap")
+"""Kept tensors that the weights of any window can be computed from; `slopes` and `sinks` as well,
+where the layer has them."""
+
+ROW_STATISTICS = {
+    "entropy": "bits",
+    "largest": "the largest weight",
+    "largest_key": "the position of its key in the row, -1 where all weights are 0",
+    "distance": "mean distance, in positions",
+    "first": "weight on the first token",
+    "previous": "weight on the token before",
+    "self": "weight on the token itself",
+    "near": "weight on tokens less than `near` positions away",
+}
+"""The statistics of each query row, and what they are."""
 
 FLOATS = tuple(np.dtype(name) for name in ("float16", "float32", "float64"))
 
 Array = npt.NDArray[Any]
 
 
-@dataclass(frozen=True, eq=False)
-class Attention:
-    """Attention weights with everything that is needed to draw, measure or check them.
+@dataclass(frozen=True, eq=False, kw_only=True)
+class About:
+    """What attention says about itself: its tokens, its masks and where it came from.
 
-    Shapes are those of the saved form above. `masks` are the names of the masks in force,
-    `source` says where the attention came from, in words; `trained` whether its weights are.
-    `layers` are the numbers that the layers have in their model; () stands for 0, 1, 2, …
-    `n_prompt` are, for each sequence, the first of its queries that were given to a model, which
-    wrote the others; () where it wrote none. `notes` say in words what was done to the maps since
-    they were computed: tokens that are merged or hidden.
-
-    Raises `InputError` when the arrays do not fit each other.
+    `query_tokens` and `key_tokens` are `[B][T]`, `[PAD]` where padded; `lengths` and `key_lengths`
+    int64 `[B]` count the real ones. `masks` are the names of the masks in force, `source` says
+    where the attention came from, `trained` whether its weights are. `layers` are the numbers that
+    the layers have in their model; () stands for 0, 1, 2, … `n_prompt` counts, for each sequence,
+    the queries that a model was given before it wrote the others; () where it wrote none. `notes`
+    say what was done to the maps since they were computed: tokens that are merged or hidden.
     """
 
-    attention: Array
-    allowed: npt.NDArray[np.bool_]
     query_tokens: tuple[tuple[str, ...], ...]
     key_tokens: tuple[tuple[str, ...], ...]
     lengths: npt.NDArray[np.int64]
@@ -85,10 +92,106 @@ class Attention:
     config: Mapping[str, Any] = field(default_factory=dict)
     source: str = ""
     trained: bool = True
-    kept: Mapping[str, Array] = field(default_factory=dict)
     layers: tuple[int, ...] = ()
     n_prompt: tuple[int, ...] = ()
     notes: tuple[str, ...] = ()
+
+    @property
+    def n_queries(self) -> int:
+        """Tq, padding included."""
+        return len(self.query_tokens[0])
+
+    @property
+    def n_keys(self) -> int:
+        """Tk, padding included."""
+        return len(self.key_tokens[0])
+
+    @property
+    def is_part(self) -> bool:
+        """Whether this is a window of a map: its rows continue beyond it, and have no measures."""
+        return "part" in self.config
+
+    @property
+    def is_cross(self) -> bool:
+        """Whether queries and keys are different texts."""
+        return self.query_tokens != self.key_tokens
+
+    @cached_property
+    def query_positions(self) -> npt.NDArray[np.int64]:
+        """`[B Tq]`: each query's index in its own sequence; outside 0 … length-1 it is padding."""
+        return positions_of(self.lengths, self.n_queries, self.pad_side)
+
+    @cached_property
+    def key_positions(self) -> npt.NDArray[np.int64]:
+        """`[B Tk]`: each key's index in its own sequence."""
+        return positions_of(self.key_lengths, self.n_keys, self.pad_side)
+
+    @cached_property
+    def query_valid(self) -> npt.NDArray[np.bool_]:
+        """`[B Tq]`: True on real query tokens, False on padding."""
+        return real_places(self.query_positions, self.lengths)
+
+    @cached_property
+    def key_valid(self) -> npt.NDArray[np.bool_]:
+        """`[B Tk]`: True on real key tokens, False on padding."""
+        return real_places(self.key_positions, self.key_lengths)
+
+    def places(self, sequence: int, side: int) -> tuple[int, int]:
+        """Where the real queries (`side` 0) or keys (1) of a sequence start and end in its row."""
+        width, lengths = ((self.n_queries, self.lengths), (self.n_keys, self.key_lengths))[side]
+        length = int(lengths[sequence])
+        start = width - length if self.pad_side == "left" else 0
+        return start, start + length
+
+
+@dataclass(frozen=True, eq=False)
+class Pixels:
+    """What cells have beside their mean, where each pools the weights of many cells.
+
+    Pixel (i, j) stands for the queries i·cells[0] … and the keys j·cells[1] …; those at the edges
+    may hold fewer. `counts` says how many weights of each are allowed.
+    """
+
+    cells: tuple[int, int]
+    largest: npt.NDArray[np.float32]
+    counts: npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, eq=False)
+class RowStatistics:
+    """Numbers of every query row, over all its weights.
+
+    `statistics` are `[L B H Tq]` by the names of `ROW_STATISTICS`; `top_keys` int64 and
+    `top_weights` float32 `[L B H Tq n]` are the largest weights of a row and the positions of their
+    keys, -1 and 0 where fewer are more than 0.
+    """
+
+    near: int
+    statistics: Mapping[str, Array]
+    top_keys: npt.NDArray[np.int64]
+    top_weights: npt.NDArray[np.float32]
+
+
+@dataclass(frozen=True, eq=False)
+class Attention(About):
+    """The attention of layers and heads; its cells are weights, or pixels that each pool many.
+
+    - `attention`: float `[L B H Pq Pk]`, the weights, or the mean of the weights that are allowed
+      in each pixel; 0 where forbidden. Rows of padding hold what the layer computed for them, and
+      mean nothing.
+    - `allowed`: bool `[L B 1|H Pq Pk]`, True where a query may look.
+    - `kept`: tensors under their tap names, `[L B …]`.
+    - `pixels` is None where cells are weights; `rows` has the statistics of every row where they
+      were computed, which they are for maps that are pooled.
+
+    Raises `InputError` when the arrays do not fit each other.
+    """
+
+    attention: Array
+    allowed: npt.NDArray[np.bool_]
+    kept: Mapping[str, Array] = field(default_factory=dict, kw_only=True)
+    pixels: Pixels | None = field(default=None, kw_only=True)
+    rows: RowStatistics | None = field(default=None, kw_only=True)
 
     def __post_init__(self) -> None:
         shape = self.attention.shape
@@ -101,33 +204,77 @@ class Attention:
             raise InputError(f"attention is {printable(self.attention.dtype)}; known are {known}")
         if self.pad_side not in PAD_SIDES:
             raise InputError(f"pad_side is '{printable(self.pad_side)}'; right or left is expected")
-        layers, batch, heads, queries, keys = shape
+        for name, fits in self._fits().items():
+            if not fits:
+                names = ("L", "B", "H", "Tq", "Tk") if self.pixels is None else PIXEL_AXES
+                sizes = " ".join(f"{axis}={n}" for axis, n in zip(names, shape, strict=True))
+                raise InputError(f"{printable(name)} does not fit attention [{sizes}]")
+
+    def _fits(self) -> dict[str, bool]:
+        """Whether each field fits the others, by its name."""
+        layers, batch, _, rows, columns = shape = self.attention.shape
+        cells = self.cells
+        if min(cells) < 1:
+            return {"cells": False}
+        queries, keys = (
+            len(side[0]) if side else 0 for side in (self.query_tokens, self.key_tokens)
+        )
         fits = {
-            "allowed": self.allowed.dtype == np.bool_
-            and self.allowed.shape in (shape, (layers, batch, 1, queries, keys)),
-            "query_tokens": [len(row) for row in self.query_tokens] == [queries] * batch,
-            "key_tokens": [len(row) for row in self.key_tokens] == [keys] * batch,
+            "query_tokens": [len(row) for row in self.query_tokens] == [queries] * batch
+            and rows == -(-queries // cells[0]),
+            "key_tokens": [len(row) for row in self.key_tokens] == [keys] * batch
+            and columns == -(-keys // cells[1]),
             "lengths": _are_lengths(self.lengths, batch, queries),
             "key_lengths": _are_lengths(self.key_lengths, batch, keys),
             "layers": len(self.layers) in (0, layers),
             "n_prompt": len(self.n_prompt) in (0, batch)
             and all(0 <= n <= of for n, of in zip(self.n_prompt, self.lengths, strict=False)),
         }
-        sizes = {"L": layers, "B": batch, "H": heads, "Tq": queries, "Tk": keys}
+        sizes = dict(zip((*PIXEL_AXES, "Tq", "Tk"), (*shape, queries, keys), strict=True))
+        for name, array in self._beside().items():
+            fits[name] = _has_axes(array, AXES.get(name, "L B H Tq"), sizes)
         for name, array in self.kept.items():
-            axes = KEPT_AXES.get(name, "L B …").split()
-            pairs = zip(axes, array.shape, strict=False)
-            fits[name] = (array.ndim == len(axes) or "…" in axes) and all(
-                size == sizes.get(axis, size) for axis, size in pairs
-            )
-        for name, fit in fits.items():
-            if not fit:
-                given = " ".join(f"{axis}={size}" for axis, size in sizes.items())
-                raise InputError(f"{name} does not fit attention [{given}]")
+            fits[name] = _has_axes(array, KEPT_AXES.get(name, "L B …"), sizes)
+        fits["allowed"] &= self.allowed.dtype == np.bool_
+        if self.rows is not None:
+            top = self.rows.top_keys
+            fits["top_keys"] &= top.dtype.kind == "i" and bool(((top >= -1) & (top < keys)).all())
+            fits["top_weights"] &= top.shape == self.rows.top_weights.shape
+        if self.has_weights_kept and all(fits.values()):
+            fits |= self._kept_fit()
+        return fits
+
+    def _kept_fit(self) -> dict[str, bool]:
+        """Whether weights can be computed from what was kept."""
+        q, k = self.kept["q"], self.kept["k"]
+        floats = ("q", "k", "scale", "softcap", "slopes", "sinks")
+        fits = {n: self.kept[n].dtype.kind == "f" for n in floats if n in self.kept}
+        fits |= {n: self.kept[n].dtype.kind in "iu" for n in ("first_key", "end_key")}
+        heads = k.shape[2]
+        fits["k"] &= heads > 0 and self.n_heads % heads == 0 and k.shape[4] == q.shape[4]
+        return fits
+
+    def _beside(self) -> dict[str, Array]:
+        """The arrays beside the attention and what was kept, by the names of their fields."""
+        arrays: dict[str, Array] = {"allowed": self.allowed}
+        if self.pixels is not None:
+            arrays |= {"largest": self.pixels.largest, "counts": self.pixels.counts}
+        if self.rows is not None:
+            arrays |= {"top_keys": self.rows.top_keys, "top_weights": self.rows.top_weights}
+            arrays |= {f"row.{name}": array for name, array in self.rows.statistics.items()}
+        return arrays
 
     @property
     def n_layers(self) -> int:
         return int(self.attention.shape[0])
+
+    @property
+    def batch_size(self) -> int:
+        return int(self.attention.shape[1])
+
+    @property
+    def n_heads(self) -> int:
+        return int(self.attention.shape[2])
 
     @property
     def layer_numbers(self) -> tuple[int, ...]:
@@ -139,75 +286,110 @@ class Attention:
         """Whether a head's name needs its layer: there are several, or one of a model's."""
         return self.n_layers > 1 or self.layers != ()
 
-    @property
-    def batch_size(self) -> int:
-        return int(self.attention.shape[1])
+    # ── cells ────────────────────────────────────────────────────────────────────────────────
 
     @property
-    def n_heads(self) -> int:
-        return int(self.attention.shape[2])
+    def is_pooled(self) -> bool:
+        """Whether cells are pixels that pool the weights of many."""
+        return self.pixels is not None
 
     @property
-    def is_part(self) -> bool:
-        """Whether this is a window of a map: its rows go on beyond it, and have no measures."""
-        return "part" in self.config
+    def cells(self) -> tuple[int, int]:
+        """Queries and keys that a cell stands for; (1, 1) where it is a weight."""
+        return (1, 1) if self.pixels is None else self.pixels.cells
 
     @property
-    def is_cross(self) -> bool:
-        """Whether queries and keys are different texts."""
-        return self.query_tokens != self.key_tokens
+    def mean(self) -> Array:
+        """`[L B H Pq Pk]`: the mean of the allowed weights of each cell; a weight is its own."""
+        return self.attention
 
-    @cached_property
-    def query_positions(self) -> npt.NDArray[np.int64]:
-        """`[B Tq]`: each query's index in its own sequence; outside 0 … length-1 it is padding."""
-        return positions_of(self.lengths, self.attention.shape[3], self.pad_side)
+    @property
+    def largest(self) -> Array:
+        """`[L B H Pq Pk]`: the largest allowed weight of each cell."""
+        return self.attention if self.pixels is None else self.pixels.largest
 
-    @cached_property
-    def key_positions(self) -> npt.NDArray[np.int64]:
-        """`[B Tk]`: each key's index in its own sequence."""
-        return positions_of(self.key_lengths, self.attention.shape[4], self.pad_side)
+    @property
+    def counts(self) -> Array:
+        """`[L B 1|H Pq Pk]`: how many weights of each cell are allowed, 0 or 1 of a weight."""
+        return self.allowed if self.pixels is None else self.pixels.counts
 
-    @cached_property
-    def query_valid(self) -> npt.NDArray[np.bool_]:
-        """`[B Tq]`: True on real query tokens, False on padding."""
-        return real_places(self.query_positions, self.lengths)
+    @property
+    def has_weights_kept(self) -> bool:
+        """Whether the weights of any window can be computed again: see `full_resolution`."""
+        return all(name in self.kept for name in NEEDED_FOR_WEIGHTS)
 
-    @cached_property
-    def key_valid(self) -> npt.NDArray[np.bool_]:
-        """`[B Tk]`: True on real key tokens, False on padding."""
-        return real_places(self.key_positions, self.key_lengths)
+    def row_means(self, sequence: int) -> dict[str, npt.NDArray[np.float64]]:
+        """Each row statistic's mean over the real rows that see something, `[L H]`; NaN for none.
 
-    def metadata(self) -> dict[str, Any]:
-        """The JSON object of the saved form, without the arrays."""
-        from attnviz import __version__
+        Empty where rows have no statistics.
+        """
+        if self.rows is None:
+            return {}
+        statistics = self.rows.statistics
+        real = self.query_valid[sequence]
+        sees = real & (statistics["largest_key"][:, sequence] >= 0)  # L H Tq
+        n = sees.sum(-1)
+        with np.errstate(invalid="ignore", divide="ignore"):
+            return {
+                name: np.where(sees, values[:, sequence], 0).sum(-1, dtype=np.float64) / n
+                for name, values in statistics.items()
+                if name != "largest_key"
+            }
 
-        return {
-            "format": FORMAT,
-            "version": VERSION,
-            "attnviz": __version__,
-            "source": self.source,
-            "trained": self.trained,
-            "config": dict(self.config),
-            "masks": list(self.masks),
-            "pad_side": self.pad_side,
-            "query_tokens": [list(row) for row in self.query_tokens],
-            "key_tokens": [list(row) for row in self.key_tokens],
-            **{
-                name: list(values)
-                for name in ("layers", "n_prompt", "notes")
-                if (values := getattr(self, name))
-            },
-        }
+    def coarser(self, factor: int) -> Attention:
+        """`factor` × `factor` cells as one; exact, as if they had been pooled so at once."""
+        if factor == 1:
+            return self
+        counts, largest, sums = self.counts, self.largest, self.attention.astype(np.float64)
+        if self.pixels is None:  # rows of padding mean nothing
+            counts = (self.allowed & self.query_valid[:, None, :, None]).astype(np.int64)
+            seen = np.broadcast_to(counts > 0, sums.shape)
+            largest = np.where(seen, largest, 0).astype(np.float32, copy=False)
+            sums = np.where(seen, sums, 0)
+        counts, sums = (_reduced(np.add, x, factor) for x in (counts, sums * counts))
+        mean = np.divide(sums, counts, out=np.zeros_like(sums), where=counts > 0)
+        rows, keys = self.cells
+        return replace(
+            self,
+            attention=mean.astype(np.float32),
+            allowed=counts > 0,
+            pixels=Pixels(
+                (rows * factor, keys * factor), _reduced(np.maximum, largest, factor), counts
+            ),
+        )
 
-    def arrays(self) -> dict[str, Array]:
-        """The arrays of the saved form by name."""
-        return {
-            "attention": self.attention,
-            "allowed": self.allowed,
-            "lengths": self.lengths,
-            "key_lengths": self.key_lengths,
-            **self.kept,
-        }
+    def within(self, pixels: int) -> Attention:
+        """The same with at most `pixels` cells a side."""
+        return self.coarser(-(-max(self.attention.shape[3:]) // pixels))
+
+    def as_map(self) -> Attention:
+        """Each cell as if it were a weight; a pixel is named by its first position."""
+        if self.pixels is None:
+            return self
+        (rows, keys), shape = self.cells, self.attention.shape[3:]
+
+        def lengths(real: Array, width: int, cells: int, pixels: int) -> npt.NDArray[np.int64]:
+            if self.pad_side == "right":
+                return -(-real // cells)
+            return np.asarray(pixels - (width - real) // cells)
+
+        def names(n: int, cells: int) -> tuple[tuple[str, ...], ...]:
+            return (tuple(str(i * cells) for i in range(n)),) * self.batch_size
+
+        return replace(
+            self,
+            query_tokens=names(shape[0], rows),
+            key_tokens=names(shape[1], keys),
+            lengths=lengths(self.lengths, self.n_queries, rows, shape[0]),
+            key_lengths=lengths(self.key_lengths, self.n_keys, keys, shape[1]),
+            n_prompt=(),
+            kept={},
+            pixels=None,
+            rows=None,
+        )
+
+
+PIXEL_AXES = ("L", "B", "H", "Pq", "Pk")
 
 
 def _are_lengths(lengths: Array, batch: int, width: int) -> bool:
@@ -215,40 +397,50 @@ def _are_lengths(lengths: Array, batch: int, width: int) -> bool:
     return whole and bool(((lengths >= 0) & (lengths <= width)).all())
 
 
+def _has_axes(array: Array, axes: str, sizes: Mapping[str, int]) -> bool:
+    """Whether an array has these axes: sizes by name, * for any, … for any others."""
+    names = axes.split()
+    if array.ndim != len(names) and names[-1] != "…":
+        return False
+    for name, size in zip(names, array.shape, strict=False):
+        if name in sizes and size != sizes[name]:
+            return False
+        if name == "1|H" and size not in (1, sizes["H"]):
+            return False
+    return True
+
+
+def _reduced(ufunc: np.ufunc, array: Array, factor: int) -> Array:
+    rows = ufunc.reduceat(array, np.arange(0, array.shape[-2], factor), axis=-2)
+    return np.asarray(ufunc.reduceat(rows, np.arange(0, array.shape[-1], factor), axis=-1))
+
+
+# ── from batches, and to them ────────────────────────────────────────────────────────────────
+
+
 def from_batches(
-    attention: Array, allowed: npt.NDArray[np.bool_], queries: Batch, keys: Batch, **facts: Any
+    attention: Array, allowed: npt.NDArray[np.bool_], queries: Batch, keys: Batch, **fields: Any
 ) -> Attention:
-    """A result whose tokens and lengths are those of its two batches."""
-    return Attention(
-        attention=attention,
-        allowed=allowed,
-        query_tokens=queries.padded_tokens,
-        key_tokens=keys.padded_tokens,
-        lengths=queries.lengths,
-        key_lengths=keys.lengths,
-        pad_side=queries.pad_side,
-        **facts,
-    )
+    """Attention whose tokens and lengths are those of its two batches; `fields` are the others."""
+    return Attention(attention, allowed, **_tokens_of(queries, keys), **fields)
 
 
-def only_layers(result: Attention, places: Sequence[int]) -> Attention:
-    """`result` with the layers that stand at `places`, which keep their numbers.
-
-    Neighbours in order are a view; others are copied.
-    """
-    first, last = places[0], places[-1]
-    in_order = list(places) == list(range(first, last + 1))
-    some: slice | list[int] = slice(first, last + 1) if in_order else list(places)
-    return replace(
-        result,
-        attention=result.attention[some],
-        allowed=result.allowed[some],
-        kept={name: array[some] for name, array in result.kept.items()},
-        layers=tuple(result.layer_numbers[place] for place in places),
-    )
+def about_batches(queries: Batch, keys: Batch, **fields: Any) -> About:
+    """What is known of attention between two batches before there is any."""
+    return About(**_tokens_of(queries, keys), **fields)
 
 
-def batches_of(result: Attention) -> tuple[Batch, Batch]:
+def _tokens_of(queries: Batch, keys: Batch) -> dict[str, Any]:
+    return {
+        "query_tokens": queries.padded_tokens,
+        "key_tokens": keys.padded_tokens,
+        "lengths": queries.lengths,
+        "key_lengths": keys.lengths,
+        "pad_side": queries.pad_side,
+    }
+
+
+def batches_of(result: About) -> tuple[Batch, Batch]:
     """The tokens of a result as batches of queries and of keys; one and the same where they are.
 
     Raises `InputError` when all of them are padding.
@@ -264,187 +456,70 @@ def batches_of(result: Attention) -> tuple[Batch, Batch]:
     return made[0], made[-1]
 
 
-# ── the saved form ───────────────────────────────────────────────────────────────────────────
+# ── parts ────────────────────────────────────────────────────────────────────────────────────
 
 
-def save_npz(result: Attention, path: Path) -> None:
-    """Write an uncompressed `.npz`; the same result gives the same bytes."""
-    arrays = {"metadata": np.array(_compact(result.metadata())), **result.arrays()}
-    _make_way(path)
-    with path.open("wb") as stream:
-        np.savez(stream, allow_pickle=False, **arrays)
+def only_layers(result: Attention, places: Sequence[int]) -> Attention:
+    """`result` with the layers that stand at `places`, which keep their numbers.
 
-
-def save_safetensors(result: Attention, path: Path) -> None:
-    """Write a `.safetensors` file; the same result gives the same bytes."""
-    from safetensors.numpy import save
-
-    size = sum(array.nbytes for array in result.arrays().values())
-    what = f"a .safetensors file of {human_bytes(size)}"
-    require_memory(3 * size, what, "save the run as .npz, which is written in parts")
-    arrays = {name: np.ascontiguousarray(array) for name, array in result.arrays().items()}
-    data = save(arrays, metadata={"attnviz": _compact(result.metadata())})
-    _make_way(path)
-    path.write_bytes(data)
-
-
-def save_json(result: Attention, path: Path) -> None:
-    """Write one JSON object, row by row.
-
-    A float has the shortest digits that give the same number of its dtype back; NaN and infinity
-    are null.
+    Neighbours in order are a view; others are copied.
     """
-    _make_way(path)
-    with path.open("w", encoding="ascii", newline="\n") as stream:
-        stream.write(_compact(result.metadata())[:-1])
-        for name, array in result.arrays().items():
-            stream.write(f',"{name}":')
-            _write_array(array, stream)
-        stream.write("}\n")
+    first, last = places[0], places[-1]
+    in_order = list(places) == list(range(first, last + 1))
+    some: slice | list[int] = slice(first, last + 1) if in_order else list(places)
+    pixels, rows = result.pixels, result.rows
+    if pixels is not None:
+        pixels = replace(pixels, largest=pixels.largest[some], counts=pixels.counts[some])
+    if rows is not None:
+        statistics = {name: array[some] for name, array in rows.statistics.items()}
+        top = (rows.top_keys[some], rows.top_weights[some])
+        rows = RowStatistics(rows.near, statistics, *top)
+    return replace(
+        result,
+        attention=result.attention[some],
+        allowed=result.allowed[some],
+        kept={name: array[some] for name, array in result.kept.items()},
+        layers=tuple(result.layer_numbers[place] for place in places),
+        pixels=pixels,
+        rows=rows,
+    )
 
 
-def _make_way(path: Path) -> None:
-    """Take a large file at `path` away before it is written anew: a run that was loaded from it is
-    mapped, and would lose its numbers if they were overwritten in place."""
-    place = path.resolve()
-    if place.is_file() and place.stat().st_size >= MAPPED_FROM:
-        place.unlink()
+def part_of(result: Attention, rows: range, columns: range, sequence: int) -> Attention:
+    """A window of one sequence of a whole map; its numbers are shared, not copied."""
+    cut = slice(rows.start, rows.stop), slice(columns.start, columns.stop)
+    window = (slice(None), slice(sequence, sequence + 1), slice(None), *cut)
+    return as_window(
+        result, result.attention[window], result.allowed[window], rows, columns, sequence
+    )
 
 
-def load(path: Path | str) -> Attention:
-    """Read a saved run by its suffix: `.npz`, `.safetensors` or `.json`. No pickle is loaded.
+def as_window(
+    about: About,
+    weights: Array,
+    allowed: npt.NDArray[np.bool_],
+    rows: range,
+    columns: range,
+    sequence: int,
+    layers: tuple[int, ...] | None = None,
+) -> Attention:
+    """A window, `[L 1 H rows columns]`, as attention of its own, which says where it stands.
 
-    Arrays of a large file are mapped, read-only: numbers are read when they are looked at. Raises
-    `InputError` for a file that is not a saved run, or of a newer version. null in a JSON file
-    comes back as NaN.
+    `about` is the whole that it was cut from, or what is known of it; `layers` are the numbers of
+    the layers where they are not those of the whole.
     """
-    path = Path(path)
-    shown = printable(path)
-    readers = {".npz": _load_npz, ".safetensors": _load_safetensors, ".json": _load_json}
-    reader = readers.get(path.suffix.lower())
-    if reader is None:
-        raise InputError(
-            f"{shown} has the suffix '{printable(path.suffix)}'; a saved run has one of "
-            f"{', '.join(readers)}"
-        )
-    try:
-        arrays, metadata = reader(path)
-        fields = _fields(arrays, metadata)
-    except InputError as error:
-        raise InputError(f"{shown} {error}") from None
-    except OSError as error:
-        raise InputError(f"{shown}: {why_unreadable(path, error)}") from None
-    except Exception as error:  # each format has errors of its own; what they mean is the same
-        raise InputError(f"{shown} is not a saved run: {printable(error)}") from None
-    try:
-        return Attention(**fields)
-    except InputError as error:
-        raise InputError(f"{shown}: {error}") from None
-
-
-def _load_npz(path: Path) -> tuple[dict[str, Array], object]:
-    arrays = read_npz(path, at_most=5 + len(KEPT_AXES))
-    metadata = arrays.pop("metadata", None)
-    if metadata is None or metadata.dtype.kind != "U" or metadata.ndim:
-        raise InputError("is not a saved run: it has no metadata")
-    return arrays, json.loads(str(metadata))
-
-
-def _load_safetensors(path: Path) -> tuple[dict[str, Array], object]:
-    metadata = names_in_safetensors(path)[1].get("attnviz")
-    if metadata is None:
-        raise InputError("is not a saved run: it has no metadata")
-    return dict(read_safetensors(path)), json.loads(metadata)
-
-
-def _load_json(path: Path) -> tuple[dict[str, Array], object]:
-    # a number of two or three digits becomes a Python object of 32 bytes
-    size = path.stat().st_size
-    require_memory(12 * size, f"is JSON of {human_bytes(size)}, which", "save the run as .npz")
-    document = json.loads(path.read_text(encoding="utf-8"))
-    if not isinstance(document, dict):
-        return {}, document
-    config = document.get("config")
-    dtype = config.get("dtype") if isinstance(config, dict) else None
-    number = np.dtype({"float64": "f8", "float16": "f2"}.get(str(dtype), "f4"))
-    arrays = {}
-    for name in ("attention", "allowed", "lengths", "key_lengths", *KEPT_AXES):
-        if name in document:
-            exact = name in ("allowed", "lengths", "key_lengths")  # of bool and int, as they stand
-            try:
-                arrays[name] = np.array(document.pop(name), dtype=None if exact else number)
-            except (ValueError, TypeError):
-                raise InputError(
-                    f"is not a saved run: its array {name} is no even list of numbers"
-                ) from None
-    return arrays, document
-
-
-def _fields(arrays: dict[str, Array], metadata: object) -> dict[str, Any]:
-    """The fields of a result, each of the type that it must have."""
-    if not isinstance(metadata, dict) or metadata.get("format") != FORMAT:
-        raise InputError(f"is not a saved run: its metadata has no format '{FORMAT}'")
-    if metadata.get("version") != VERSION:
-        raise InputError(
-            f"has version {printable(metadata.get('version'))}; this attnviz reads {VERSION}"
-        )
-    kinds = {"pad_side": str, "masks": list, "config": dict, "source": str, "trained": bool}
-    fields: dict[str, Any] = {}
-    for name, kind in {**kinds, "query_tokens": list, "key_tokens": list}.items():
-        fields[name] = metadata.get(name)
-        if not isinstance(fields[name], kind):
-            raise InputError(f"is not a saved run: its metadata has no proper {name}")
-    fields["masks"] = _strings(fields["masks"], "masks")
-    for name in ("layers", "n_prompt"):
-        fields[name] = _numbers(metadata.get(name, []), name)
-    fields["notes"] = _strings(metadata.get("notes", []), "notes")
-    for name in ("query_tokens", "key_tokens"):
-        fields[name] = tuple(_strings(row, name) for row in fields[name])
-    for name in ("attention", "allowed", "lengths", "key_lengths"):
-        if name not in arrays:
-            raise InputError(f"is not a saved run: it has no array {name}")
-    arrays = {
-        name: array.astype(array.dtype.newbyteorder("="), copy=False)
-        for name, array in arrays.items()
-    }
-    for name in ("attention", "allowed", "lengths", "key_lengths"):
-        fields[name] = arrays.pop(name)
-    unknown = next((name for name in arrays if name not in KEPT_AXES), None)
-    if unknown is not None:
-        raise InputError(f"has an array '{printable(unknown)}' that no saved run has")
-    return {**fields, "kept": arrays}
-
-
-def _strings(values: object, name: str) -> tuple[str, ...]:
-    if not isinstance(values, list) or not all(isinstance(value, str) for value in values):
-        raise InputError(f"is not a saved run: its {name} are not lists of strings")
-    if any("\ud800" <= c <= "\udfff" for value in values for c in value):
-        raise InputError(f"is not a saved run: its {name} hold lone surrogates")
-    return tuple(values)
-
-
-def _numbers(values: object, name: str) -> tuple[int, ...]:
-    if not isinstance(values, list) or not all(type(value) is int for value in values):
-        raise InputError(f"is not a saved run: its {name} are no list of numbers")
-    return tuple(values)
-
-
-def _compact(value: object) -> str:
-    """One line of ASCII."""
-    return json.dumps(value, separators=(",", ":"), allow_nan=False)
-
-
-def _write_array(array: Array, stream: TextIO) -> None:
-    """Nested lists; a row is one piece of text."""
-    if array.ndim > 1:
-        stream.write("[")
-        for i, part in enumerate(array):
-            stream.write("," if i else "")
-            _write_array(part, stream)
-        stream.write("]")
-    elif array.dtype.kind == "f":
-        finite = np.isfinite(array).all()
-        cells = [str(x) if finite or np.isfinite(x) else "null" for x in array]
-        stream.write(f"[{','.join(cells)}]")
-    else:
-        stream.write(_compact(array.tolist()))
+    part = [[rows.start, rows.stop], [columns.start, columns.stop]]
+    where = f"queries {rows.start}:{rows.stop}, keys {columns.start}:{columns.stop}"
+    return Attention(
+        weights,
+        allowed,
+        query_tokens=(tuple(about.query_tokens[sequence][rows.start : rows.stop]),),
+        key_tokens=(tuple(about.key_tokens[sequence][columns.start : columns.stop]),),
+        lengths=np.array([len(rows)]),
+        key_lengths=np.array([len(columns)]),
+        masks=about.masks,
+        config={**about.config, "part": part},
+        source=", ".join(text for text in (about.source, where) if text),
+        trained=about.trained,
+        layers=about.layers if layers is None else layers,
+    )

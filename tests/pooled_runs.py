@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from attnviz import masks
-from attnviz.pooled import PooledResult
+from attnviz.result import Attention
 from attnviz.sources.long import gather, real_rows
 from attnviz.streaming import LongAttention, pool
 from attnviz.tokens import Batch, make_batch
@@ -26,7 +26,7 @@ D_K = 11
 class Made:
     """A long run and the attention of each of its layers."""
 
-    run: PooledResult
+    run: Attention
     layers: tuple[LongAttention, ...]
 
     def whole(self, layer: int, sequence: int, head: int) -> tuple[np.ndarray, np.ndarray]:
@@ -56,9 +56,11 @@ def made(
     pad_side: str = "right",
     keep: bool = False,
     strength: float = 2.0,
+    more: dict[str, Any] | None = None,
     **facts: Any,
 ) -> Made:
-    """Attention of random q and k, streamed. `rules`: names of masks of `attnviz.masks`."""
+    """Attention of random q and k, streamed. `rules`: names of masks of `attnviz.masks`; `more`
+    goes to each `LongAttention`, `facts` to the result."""
     q_batch = make_batch(queries, pad_side=pad_side)
     k_batch = q_batch if keys is None else make_batch(keys, pad_side=pad_side)
     known = {
@@ -72,7 +74,9 @@ def made(
         found.insert(0, masks.padding(k_batch))
     named = tuple(rule.name for rule in found)
     attentions = tuple(
-        _attention(seed, heads, q_batch, k_batch, (*found, real_rows(q_batch)), strength)
+        _attention(
+            seed, heads, q_batch, k_batch, (*found, real_rows(q_batch)), strength, more or {}
+        )
         for seed in range(layers)
     )
     result = gather(
@@ -86,7 +90,7 @@ def made(
 
 
 def _attention(
-    seed: int, heads: int, queries: Batch, keys: Batch, rules: Any, strength: float
+    seed: int, heads: int, queries: Batch, keys: Batch, rules: Any, strength: float, more: Any
 ) -> LongAttention:
     random = torch.Generator().manual_seed(seed)
     batch, n_q, n_k = (
@@ -99,6 +103,7 @@ def _attention(
         rules,
         query_starts=queries.starts.tolist(),
         key_starts=keys.starts.tolist(),
+        **more,
     )
 
 

@@ -530,8 +530,8 @@ def test_a_long_run_is_refused(capsys: Said) -> None:
     capsys.readouterr()
     assert call(["check", "long.npz"]) == 2
     assert capsys.readouterr().err == (
-        "attnviz: long.npz is a saved long run, whose maps are pooled, and a check needs every "
-        "weight; save whole maps of a shorter text\n"
+        "attnviz: long.npz is a saved long run, whose maps are pooled, and every weight is "
+        "needed here; save whole maps of a shorter text\n"
     )
 
 

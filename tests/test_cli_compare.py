@@ -14,7 +14,8 @@ from PIL import Image
 import attnviz
 from attnviz.cli.main import call
 from attnviz.comparison import compare
-from attnviz.result import Attention, save_npz
+from attnviz.result import Attention
+from attnviz.saved_runs import save
 
 TOKENS = [["the", "cat", "sat", "on", "the", "mat"], ["猫", "坐", "下"]]
 
@@ -30,8 +31,16 @@ def saved(name: str, seed: int, heads: int = 3, tokens: list[list[str]] = TOKENS
     weights = (weights / weights.sum(-1, keepdims=True)).astype(np.float32)
     padded = tuple(tuple(row + ["[PAD]"] * (width - len(row))) for row in tokens)
     masks = ("padding", "causal")
-    run = Attention(weights, allowed[None, :, None], padded, padded, lengths, lengths, masks=masks)
-    save_npz(run, Path(f"{name}.npz"))
+    run = Attention(
+        weights,
+        allowed[None, :, None],
+        query_tokens=padded,
+        key_tokens=padded,
+        lengths=lengths,
+        key_lengths=lengths,
+        masks=masks,
+    )
+    save(run, Path(f"{name}.npz"))
 
 
 @pytest.fixture
@@ -77,7 +86,7 @@ def test_exit_codes(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
 def test_nan_is_within_no_tolerance(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run = attnviz.load("a.npz")
     run.attention[0, 1, 2, 2, 0] = np.nan
-    save_npz(run, Path("nan.npz"))
+    save(run, Path("nan.npz"))
     out, _ = said(capsys, 3, "a.npz", "nan.npz", "--tolerance", "1e9")
     assert "note        B: 1 row with NaN or infinity: no distance for them\n" in out
     assert "B is no number at sequence 1: 2 下 → 0 猫" in out
@@ -214,7 +223,7 @@ def test_subword_marks_decoded(runs: Path) -> None:
     for name in ("a", "b"):
         run = attnviz.load(f"{name}.npz")
         tokens = tuple(tuple(f"▁{token}" for token in row) for row in run.query_tokens)
-        save_npz(replace(run, query_tokens=tokens, key_tokens=tokens), Path(f"{name}.npz"))
+        save(replace(run, query_tokens=tokens, key_tokens=tokens), Path(f"{name}.npz"))
     assert call(["compare", *flags]) == 0
     assert "▁cat" in Path("d-seq0.svg").read_text()
     assert call(["compare", *flags, "--force", "--decode"]) == 0

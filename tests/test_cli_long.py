@@ -9,10 +9,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from attnviz import pooled
 from attnviz.cli import long, progress
 from attnviz.cli.main import call
-from attnviz.result import load
+from attnviz.saved_runs import load
 
 FEW = ("--d-model", "24", "--n-heads", "3", "--causal")
 
@@ -70,7 +69,7 @@ def test_it_pools_by_itself_where_whole_maps_take_too_much(
     assert re.fullmatch(
         r"pooled      whole maps would take [\d.]+ MiB, more than --memory 1 MB", reason
     )
-    found, expect = pooled.load(Path("text.npz")), load("whole.npz")
+    found, expect = load("text.npz"), load("whole.npz")
     assert found.cells == (1, 1)
     np.testing.assert_allclose(found.mean, expect.attention, rtol=0, atol=2e-6)
     assert found.masks == expect.masks
@@ -212,10 +211,6 @@ def test_a_part_of_a_sequence_with_padding_on_the_left(
         (("--rows", "9:301"), "--rows 9:301: there are 300 queries, 0:300 for all"),
         (("--cols", "0:1000"), "--cols 0:1000: there are 300 keys, 0:300 for all"),
         (
-            ("--pool", "9", "-o", "t.json"),
-            "-o t.json: a long run is saved as .npz or .safetensors, not as JSON",
-        ),
-        (
             ("--pool", "9", "-o", "t.npz", "--keep", "v"),
             "--keep v: this text is pooled (--pool 9), and q,k is all that can be kept",
         ),
@@ -264,8 +259,8 @@ def test_a_saved_long_run_knows_its_own_masks(capsys: pytest.CaptureFixture[str]
 def test_what_needs_every_weight_refuses_a_saved_long_run(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    run(capsys, "--pool", "9", "-o", "long.npz", "-o", "long.safetensors", "-q")
-    for name in ("long.npz", "long.safetensors"):
+    run(capsys, "--pool", "9", "-o", "long.npz", "-o", "long.safetensors", "-o", "long.json", "-q")
+    for name in ("long.npz", "long.safetensors", "long.json"):
         err, _ = said(capsys, "compare", name, name, code=2)
         assert err == [
             f"attnviz: {name} is a saved long run, whose maps are pooled, and every weight is "

@@ -17,7 +17,7 @@ from PIL import Image
 from attnviz.cli.main import call
 from attnviz.measures import measure
 from attnviz.npy import read_npz
-from attnviz.result import load
+from attnviz.saved_runs import load
 
 SUFFIXES = (".npz", ".safetensors", ".json")
 

@@ -16,7 +16,7 @@ from pyarrow import parquet
 from real_models import minilm
 
 from attnviz.cli.main import call
-from attnviz.result import load
+from attnviz.saved_runs import load
 
 SMALL = ["--d-model", "14", "--n-heads", "2", "--dtype", "float64"]
 TEXTS = ["The cat sat on the mat.", "A dog came in, and the cat ran away.", "It sat."]

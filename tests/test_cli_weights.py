@@ -17,7 +17,7 @@ from torch import nn
 from attnviz.attention import MultiHeadAttention
 from attnviz.cli.main import call
 from attnviz.config import AttentionConfig, Variant
-from attnviz.result import load
+from attnviz.saved_runs import load
 from attnviz.sources.saved_layers import save_layers
 
 WORDS = ("[PAD]", "the", "cat", "sat", "down", "猫")

@@ -206,7 +206,15 @@ def padded(weights: np.ndarray, side: str, width: int, junk: float) -> Attention
     allowed = np.zeros(shape, dtype=bool)
     allowed[..., place] = True
     length = np.array([5])
-    return Attention(full, allowed, tokens, tokens, length, length, pad_side=side)
+    return Attention(
+        full,
+        allowed,
+        query_tokens=tokens,
+        key_tokens=tokens,
+        lengths=length,
+        key_lengths=length,
+        pad_side=side,
+    )
 
 
 @settings(max_examples=20, deadline=None)

@@ -22,7 +22,8 @@ from safetensors.numpy import save_file
 from safetensors.torch import save_file as save_torch
 
 from attnviz.errors import InputError
-from attnviz.result import Attention, load, save_npz
+from attnviz.result import Attention
+from attnviz.saved_runs import load, metadata_of, save
 from attnviz.sources.from_arrays import BareArray, open_attention, read_attention, softmax_of
 
 SIZES = {"L": 2, "B": 3, "H": 5, "Q": 7, "K": 11}
@@ -513,10 +514,10 @@ def test_names_that_would_not_fit_in_memory(two: str, monkeypatch: pytest.Monkey
 
 def test_a_saved_run_comes_as_it_is(two: str) -> None:
     first, _ = read_attention(two, tokens=[CAT, DOG])
-    save_npz(first, Path("run.npz"))
+    save(first, Path("run.npz"))
     again, notices = read_attention("run.npz")
     assert notices == []
-    assert again.metadata() == first.metadata() == load("run.npz").metadata()
+    assert metadata_of(again) == metadata_of(first) == metadata_of(load("run.npz"))
     np.testing.assert_array_equal(again.attention, first.attention)
     for flag, value in {"axes": "H Q K", "tokens": [CAT], "softmax": True, "lengths": [1]}.items():
         assert fails("run.npz", **{flag: value}) == (

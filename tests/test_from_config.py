@@ -20,6 +20,7 @@ from attnviz.config import DTYPES, AttentionConfig
 from attnviz.errors import ConfigError, InputError
 from attnviz.positions import sinusoidal
 from attnviz.result import KEEPABLE
+from attnviz.saved_runs import arrays_of
 from attnviz.sources.from_config import from_config, require_device
 from attnviz.sources.saved_layers import save_layers
 from attnviz.tokens import make_batch
@@ -129,7 +130,7 @@ def test_kept_tensors_are_those_computed_by_hand(cross: bool) -> None:
         "context": context,
         "output": normed,
     }
-    arrays = run.result.arrays()
+    arrays = arrays_of(run.result)
     assert arrays.keys() == {*expected, "allowed", "lengths", "key_lengths"}
     for name, values in expected.items():
         assert arrays[name].shape == (1, *values.shape), name
@@ -171,8 +172,8 @@ def test_every_dtype_gives_the_same_maps_within_its_precision(dtype: str) -> Non
 
 def test_the_same_config_gives_the_same_bits_and_another_seed_others() -> None:
     first, again = (from_config(CONFIG, QUERIES, KEYS, (), KEEPABLE).result for _ in range(2))
-    for name, array in first.arrays().items():
-        assert array.tobytes() == again.arrays()[name].tobytes()
+    for name, array in arrays_of(first).items():
+        assert array.tobytes() == arrays_of(again)[name].tobytes()
     other = AttentionConfig(17, 3, 11, 13, dtype="float64", seed=5)
     assert not np.allclose(from_config(other, QUERIES, KEYS).result.attention, first.attention)
 
@@ -196,7 +197,7 @@ def test_untrained_heads_look_at_something_and_differ(positions: str) -> None:
 def test_a_batch_with_an_empty_sequence() -> None:
     batch = make_batch([tuple("abcde"), tuple("abcd"), ("a",), ()], VOCABULARY)
     result = from_config(CONFIG, batch, rules=[masks.padding(batch)], keep=KEEPABLE).result
-    for name, array in result.arrays().items():
+    for name, array in arrays_of(result).items():
         assert np.isfinite(array).all(), name
     assert (result.attention[0, 3] == 0).all()
     assert (result.kept["context"][0, 3] == 0).all()

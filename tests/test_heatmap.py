@@ -46,10 +46,10 @@ def run(
     return Attention(
         weights,
         may,
-        (queries,) * batch,
-        (keys,) * batch,
-        np.full(batch, n_q),
-        np.full(batch, n_k),
+        query_tokens=(queries,) * batch,
+        key_tokens=(keys,) * batch,
+        lengths=np.full(batch, n_q),
+        key_lengths=np.full(batch, n_k),
         **facts,
     )
 

@@ -13,8 +13,8 @@ from attnviz import masks
 from attnviz.attention import MultiHeadAttention, untrained
 from attnviz.config import AttentionConfig
 from attnviz.errors import InputError
+from attnviz.full_resolution import part_at_full_resolution
 from attnviz.masks import Rule, from_array
-from attnviz.pooled import PooledResult
 from attnviz.result import Attention
 from attnviz.sources.from_config import from_config
 from attnviz.sources.from_weights import Asked, from_weights, open_weights
@@ -54,7 +54,7 @@ def pooled_by_hand(result: Attention, cells: int) -> np.ndarray:
     return added(weights) / np.maximum(added(allowed.astype(np.int64)), 1)
 
 
-def run(config: AttentionConfig, batch: Batch, keys: Batch | None = None) -> PooledResult:
+def run(config: AttentionConfig, batch: Batch, keys: Batch | None = None) -> Attention:
     pooler = Pooler(Pooling(13, top=3), 1, lambda done, total: None, None)
     rules = rules_of(batch) if keys is None else [masks.padding(keys)]
     done = long_from_config(config, batch, keys, rules, Pooling(13), pooler.each)
@@ -74,7 +74,9 @@ def test_a_layer_from_flags(positions: str, side: str) -> None:
     assert (pooled.config, pooled.trained) == (whole.config, whole.trained)
     real = whole.query_valid[:, None, :] & np.ones((1, 2, 6, 61), bool)
     largest = whole.attention.max(-1)
-    np.testing.assert_allclose(pooled.statistics["largest"][real], largest[real], rtol=0, atol=2e-6)
+    np.testing.assert_allclose(
+        pooled.rows.statistics["largest"][real], largest[real], rtol=0, atol=2e-6
+    )
 
 
 def test_cross_attention() -> None:
@@ -92,7 +94,7 @@ def test_cross_attention() -> None:
         axis=-2,
     )
     sums = np.add.reduceat(rows, range(0, 43, 4), axis=-1)
-    np.testing.assert_allclose(pooled.mean * np.maximum(pooled.allowed, 1), sums, rtol=0, atol=1e-5)
+    np.testing.assert_allclose(pooled.mean * np.maximum(pooled.counts, 1), sums, rtol=0, atol=1e-5)
 
 
 def saved_stack(path: Path) -> Path:
@@ -151,7 +153,7 @@ def test_what_was_kept_makes_the_window_again() -> None:
     done = long_from_config(config, batch, None, rules_of(batch), pooling, pooler.each)
     pooled = pooler.result(batch, batch, done.facts)
     whole = from_config(config, batch, rules=rules_of(batch)).result
-    part = pooled.part(range(30, 50), range(61), 0, [(0, 5)])
+    part = part_at_full_resolution(pooled, range(30, 50), range(61), 0, [(0, 5)])
     np.testing.assert_allclose(
         part.attention[0, 0, 5], whole.attention[0, 0, 5, 30:50], rtol=0, atol=2e-6
     )

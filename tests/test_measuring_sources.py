@@ -31,7 +31,7 @@ from attnviz.errors import ConfigError, InputError
 from attnviz.masks import causal
 from attnviz.measures.block import Block
 from attnviz.measures.flow import rollout
-from attnviz.result import load, save_npz
+from attnviz.saved_runs import load, save
 from attnviz.sources.from_config import from_config
 from attnviz.sources.from_weights import Asked
 from attnviz.sources.saved_layers import save_layers
@@ -205,7 +205,7 @@ def test_rollout_wants_maps_that_are_whole(monkeypatch: pytest.MonkeyPatch) -> N
 def saved(path: Path, *lengths: int, pad_side: str = "right", **sizes: object) -> None:
     tokens = [tuple(text(n, n).split()) for n in lengths]
     batch = make_batch(tokens, WORDS, pad_side=pad_side)
-    save_npz(from_config(config(**sizes), batch).result, path)
+    save(from_config(config(**sizes), batch).result, path)
 
 
 @pytest.mark.parametrize("pad_side", ["left", "right"])

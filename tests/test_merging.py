@@ -24,7 +24,8 @@ from attnviz.merging import (
     with_pieces,
 )
 from attnviz.pieces import Pieces, marked_pieces
-from attnviz.result import Attention, from_batches, load, save_json, save_npz
+from attnviz.result import Attention, from_batches
+from attnviz.saved_runs import load, save
 from attnviz.sources.encoding import encode
 from attnviz.sources.from_pretrained import from_pretrained
 from attnviz.sources.subwords import pieces_of
@@ -252,8 +253,8 @@ def test_a_saved_run_knows_its_pieces(tmp_path: Path) -> None:
     texts = ["The cat sat unbelievable.", "it ran"]
     run = from_pretrained(model, texts).result
     assert run.query_tokens[0][4:7] == ("un", "believ", "able")
-    save_npz(run, tmp_path / "run.npz")
-    save_json(run, tmp_path / "run.json")
+    save(run, tmp_path / "run.npz")
+    save(run, tmp_path / "run.json")
     for name in ("run.npz", "run.json"):
         again = merge_words(hide_special(load(tmp_path / name)))
         assert again.query_tokens == (
@@ -264,7 +265,7 @@ def test_a_saved_run_knows_its_pieces(tmp_path: Path) -> None:
         assert again.query_tokens == direct.query_tokens
         assert again.notes == direct.notes
         np.testing.assert_allclose(again.attention, direct.attention, atol=1e-7)
-        save_npz(again, tmp_path / "words.npz")
+        save(again, tmp_path / "words.npz")
         saved = load(tmp_path / "words.npz")
         assert saved.notes == again.notes
         assert merge_words(saved) is saved  # words are merged once

@@ -14,6 +14,7 @@ import transformers
 from torch import nn
 
 from attnviz.errors import InputError
+from attnviz.full_resolution import part_at_full_resolution
 from attnviz.sources import model_blocks
 from attnviz.sources.capturing import capture
 from attnviz.sources.encoding import Encoded
@@ -152,7 +153,7 @@ def test_a_run_is_pooled_layer_by_layer(monkeypatch: pytest.MonkeyPatch) -> None
     with torch.no_grad(), capture(model) as captured:
         model(input_ids=torch.tensor(encoded(model, 67).ids))
     for i, call in enumerate((captured.of()[0], captured.of()[2])):
-        part = pooled.part(range(67), range(67), 0, [(i, h) for h in range(4)])
+        part = part_at_full_resolution(pooled, range(67), range(67), 0, [(i, h) for h in range(4)])
         np.testing.assert_allclose(part.attention[0, 0], call.weights[0], atol=1e-4)
 
 

@@ -42,10 +42,10 @@ def make_result(seed: int = 0, allowed: np.ndarray | None = None, **rest: Any) -
     return Attention(
         attention.astype(np.float32),
         allowed,
-        queries,
-        keys,
-        np.array([5, 4, 0]),
-        np.array([7, 6, 1]),
+        query_tokens=queries,
+        key_tokens=keys,
+        lengths=np.array([5, 4, 0]),
+        key_lengths=np.array([7, 6, 1]),
         **facts,
     )
 
@@ -213,10 +213,10 @@ def test_a_page_too_large_gets_coarser_and_says_so(
     result = Attention(
         attention,
         np.ones((2, 1, 1, 288, 288), dtype=bool),
-        tokens,
-        tokens,
-        np.array([288]),
-        np.array([288]),
+        query_tokens=tokens,
+        key_tokens=tokens,
+        lengths=np.array([288]),
+        key_lengths=np.array([288]),
     )
     path = tmp_path / "page.html"
     sizes = {}
@@ -374,10 +374,10 @@ def test_self_attention_names_its_tokens_once(tmp_path: Path) -> None:
     result = Attention(
         np.full((1, 1, 1, 3, 3), 1 / 3),
         np.ones((1, 1, 1, 3, 3), dtype=bool),
-        tokens,
-        tokens,
-        np.array([3]),
-        np.array([3]),
+        query_tokens=tokens,
+        key_tokens=tokens,
+        lengths=np.array([3]),
+        key_lengths=np.array([3]),
     )
     one = written(tmp_path, result).run["sequences"][0]
     assert one["queryTokens"] == ["a", "b", "c"]

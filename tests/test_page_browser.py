@@ -72,10 +72,10 @@ def make(
     return Attention(
         softmax(scores, allowed),
         allowed,
-        q_tokens,
-        k_tokens,
-        lengths,
-        key_lengths,
+        query_tokens=q_tokens,
+        key_tokens=k_tokens,
+        lengths=lengths,
+        key_lengths=key_lengths,
         pad_side=pad_side,
         **facts,
     )

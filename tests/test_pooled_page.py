@@ -15,14 +15,16 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as npst
 from pooled_runs import Made, Read, made, numbered, read
 
-from attnviz.pooled import PooledResult
+from attnviz.full_resolution import windows_kept
 from attnviz.render import pooled_page
 from attnviz.render.pooled_page import RowPlan, Shades, pyramid, spans_of, write_pooled_page
+from attnviz.result import Attention
 from attnviz.tokens import SEP
 
 
-def written(run: Made | PooledResult, tmp_path: Path, **options: Any) -> Read:
+def written(run: Made | Attention, tmp_path: Path, **options: Any) -> Read:
     pooled = run.run if isinstance(run, Made) else run
+    options = {"window": windows_kept(pooled), **options}
     write_pooled_page(pooled, tmp_path / "page.html", **options)
     return read(tmp_path / "page.html")
 
@@ -156,13 +158,14 @@ def test_what_is_no_number_is_kept_apart(tmp_path: Path) -> None:
     run = made([numbered(29)], heads=1, pixels=29).run
     mean = run.mean.copy()
     mean[0, 0, 0, 7, 3], mean[0, 0, 0, 7, 4], mean[0, 0, 0, 7, 5] = np.nan, np.inf, -1
-    entropy = run.statistics["entropy"].copy()
+    entropy = run.rows.statistics["entropy"].copy()
     entropy[0, 0, 0, 7] = np.nan
-    weights = run.top_weights.copy()
+    weights = run.rows.top_weights.copy()
     weights[0, 0, 0, 7] = np.nan
-    changed = replace(
-        run, mean=mean, top_weights=weights, statistics={**run.statistics, "entropy": entropy}
+    rows = replace(
+        run.rows, top_weights=weights, statistics={**run.rows.statistics, "entropy": entropy}
     )
+    changed = replace(run, attention=mean, rows=rows)
     page = written(changed, tmp_path)
     assert page.pixels(0, 0, "mean", 0)[7, 3:6].tolist() == [255] * 3
     assert (page.pixels(0, 0, "mean", 0) == 255).sum() == 3
@@ -174,9 +177,10 @@ def test_statistics_too_small_to_be_told_are_known_as_such(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run = made([numbered(29)], heads=1, pixels=29).run
-    first = run.statistics["first"].copy()
+    first = run.rows.statistics["first"].copy()
     first[0, 0, 0, 3:7] = 1e-11, 3e-9, 0, 2e-5
-    small = replace(run, statistics={**run.statistics, "first": first})
+    rows = replace(run.rows, statistics={**run.rows.statistics, "first": first})
+    small = replace(run, rows=rows)
     for width, tiny in ((1, True), (2, False)):
         monkeypatch.setattr(pooled_page, "_row_plans", lambda _, w=width: [RowPlan(8, w, 1)] * 2)
         page = written(small, tmp_path)
@@ -193,11 +197,14 @@ def test_all_zero_is_all_zero(tmp_path: Path) -> None:
     run = made([numbered(29)], heads=1, pixels=7).run
     nothing = replace(
         run,
-        mean=run.mean * 0,
-        largest=run.largest * 0,
-        top_keys=run.top_keys * 0 - 1,
-        top_weights=run.top_weights * 0,
-        statistics={name: x * 0 for name, x in run.statistics.items()},
+        attention=run.mean * 0,
+        pixels=replace(run.pixels, largest=run.largest * 0),
+        rows=replace(
+            run.rows,
+            top_keys=run.rows.top_keys * 0 - 1,
+            top_weights=run.rows.top_weights * 0,
+            statistics={name: x * 0 for name, x in run.rows.statistics.items()},
+        ),
     )
     page = written(nothing, tmp_path)
     assert set(page.pixels(0, 0, "mean", 0).ravel().tolist()) == {0, 1}
@@ -340,7 +347,7 @@ def test_what_does_not_fit_is_left_out_and_said(tmp_path: Path) -> None:
     )
     assert "top" not in page.head(0, 0)
     found = page.statistic(0, 0, "entropy")
-    expect = run.statistics["entropy"][0, 0, 0]
+    expect = run.rows.statistics["entropy"][0, 0, 0]
     means = [expect[i : i + rows].mean() for i in range(0, 3001, rows)]
     np.testing.assert_allclose(found, means, rtol=page.facts["rowError"] + 1e-6)
 
@@ -366,7 +373,7 @@ def test_the_same_run_gives_the_same_bytes(tmp_path: Path) -> None:
     run = made([TEXT], keep=True)
     pages = []
     for name in ("a.html", "b.html"):
-        write_pooled_page(run.run, tmp_path / name, command="c")
+        write_pooled_page(run.run, tmp_path / name, command="c", window=windows_kept(run.run))
         pages.append((tmp_path / name).read_bytes())
     assert pages[0] == pages[1]
 

@@ -21,6 +21,7 @@ from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Browser, Page, expect
 from pooled_runs import Made, made, numbered
 
+from attnviz.full_resolution import windows_kept
 from attnviz.render import pooled_page
 from attnviz.render.pooled_page import RowPlan, write_pooled_page
 
@@ -161,7 +162,9 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Path, Mad
     found = {}
     for name, build in RUNS.items():
         run = build()
-        write_pooled_page(run.run, folder / f"{name}.html", command=COMMAND)
+        write_pooled_page(
+            run.run, folder / f"{name}.html", command=COMMAND, window=windows_kept(run.run)
+        )
         found[name] = (folder / f"{name}.html", run)
     return found
 
@@ -369,9 +372,14 @@ def test_a_rows_number_that_is_too_small_to_be_told(
     show: Opener, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     page = show("tiny")
-    first = page.made.run.statistics["first"].copy()
+    first = page.made.run.rows.statistics["first"].copy()
     first[0, 0, 0, 5] = 1e-11
-    small = replace(page.made.run, statistics={**page.made.run.statistics, "first": first})
+    small = replace(
+        page.made.run,
+        rows=replace(
+            page.made.run.rows, statistics={**page.made.run.rows.statistics, "first": first}
+        ),
+    )
     monkeypatch.setattr(pooled_page, "_row_plans", lambda _: [RowPlan(5, 1, 1)] * 2)
     path = page.path.with_name("small.html")
     write_pooled_page(small, path)

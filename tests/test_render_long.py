@@ -10,7 +10,6 @@ import pytest
 import torch
 
 from attnviz import masks
-from attnviz.pooled import PooledResult
 from attnviz.render.cells import FORBIDDEN, WEIGHT
 from attnviz.render.long import (
     LogScale,
@@ -21,12 +20,13 @@ from attnviz.render.long import (
 )
 from attnviz.render.look import Look
 from attnviz.render.sheet import COLOURS
+from attnviz.result import Attention
 from attnviz.sources.long import gather, real_rows
 from attnviz.streaming import LongAttention, pool
 from attnviz.tokens import make_batch
 
 
-def long_run(pixels: int = 61, side: str = "right") -> PooledResult:
+def long_run(pixels: int = 61, side: str = "right") -> Attention:
     batch = make_batch([tuple(f"t{i}" for i in range(n)) for n in (610, 430)], pad_side=side)
     starts = batch.starts.tolist()
     generator = torch.Generator().manual_seed(0)
@@ -90,9 +90,9 @@ def test_measures_are_of_every_row_and_the_caption_says_what_a_pixel_is() -> Non
     assert subject.caption.endswith(
         "mean of 10 × 10 weights a pixel, those that are allowed; the scale is logarithmic"
     )
-    at = run.statistics["largest"][0, 1, 2].argmax()
-    key = run.statistics["largest_key"][0, 1, 2, at]
-    largest = run.statistics["largest"][0, 1, 2, at]
+    at = run.rows.statistics["largest"][0, 1, 2].argmax()
+    key = run.rows.statistics["largest_key"][0, 1, 2, at]
+    largest = run.rows.statistics["largest"][0, 1, 2, at]
     assert subject.strongest(subject.heads.head(0, 2)) == (
         f"the largest weight is {largest:.2f}, from query {at:,} “t{at}” to key {key:,} “t{key}”"
     )

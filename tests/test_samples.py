@@ -19,7 +19,7 @@ import pytest
 from safetensors import safe_open
 
 from attnviz.cli.main import call
-from attnviz.result import load
+from attnviz.saved_runs import load
 from attnviz.tokens import PAD, words
 
 SAMPLES = Path(__file__).resolve().parent.parent / "samples"

@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 from attnviz import masks
 from attnviz.errors import ConfigError, InputError
 from attnviz.masks import Rule
+from attnviz.result import ROW_STATISTICS
 from attnviz.streaming import (
-    ROW_STATISTICS,
     LongAttention,
     Pooled,
     context,

@@ -657,7 +657,8 @@ from attnviz.result import Attention
 a = np.tril(np.ones((1, 1, 2, 6, 6), dtype=np.float32))
 tokens = (("猫", "\\x1b[31m", "\\u202e", " ", "it's", "."),)
 n = np.array([6])
-result = Attention(a, a[:, :, :1] > 0, tokens, tokens, n, n, masks=("causal",))
+result = Attention(a, a[:, :, :1] > 0, query_tokens=tokens, key_tokens=tokens,
+    lengths=n, key_lengths=n, masks=("causal",))
 heatmaps(result, 0, make_console())
 sys.exit("matplotlib" in sys.modules)
 """

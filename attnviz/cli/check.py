@@ -205,17 +205,11 @@ def _open(file: Path, array: ArrayFlags, masking: ObeyedFlags) -> _Opened:
     """The file's weights under the masks that the flags tell."""
     from attnviz.checks.given import make_subject
     from attnviz.checks.told import with_masks
-    from attnviz.pooled import is_pooled
     from attnviz.result import Attention
     from attnviz.sources.from_arrays import open_attention, refuse_for_saved_run
 
     if file == Path("-"):
         raise InputError("attention is read from files, in parts; save what comes through the pipe")
-    if is_pooled(file):
-        raise InputError(
-            f"{printable(file)} is a saved long run, whose maps are pooled, and a check needs "
-            "every weight; save whole maps of a shorter text"
-        )
     found = open_attention(file, axes=array.axes, attention=array.attention)
     notices: list[str] = []
     if isinstance(found, Attention):

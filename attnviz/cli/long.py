@@ -16,14 +16,13 @@ from attnviz.cli.options import LongFlags, LookFlags, OutputFlags, WindowFlags
 from attnviz.cli.outputs import Outputs, Plans
 from attnviz.cli.progress import Work
 from attnviz.cli.source import ComputedLong, Source
-from attnviz.errors import ConfigError, OutputError, printable
+from attnviz.errors import ConfigError, printable
 from attnviz.machine import free_memory, human_bytes, require_memory
 
 if TYPE_CHECKING:
     from rich.console import Console
 
     from attnviz.cli.inputs import TextInput
-    from attnviz.pooled import PooledResult
     from attnviz.result import Attention
     from attnviz.trace import Step
 
@@ -213,7 +212,7 @@ def part_facts(drawn: Attention) -> list[Fact]:
     ]
 
 
-def pooled_facts(pooled: PooledResult, why: str) -> list[Fact]:
+def pooled_facts(pooled: Attention, why: str) -> list[Fact]:
     """Why a run was pooled, what a pixel is, and what is exact."""
     rows, keys = pooled.cells
     pixels = f"{pooled.mean.shape[3]} × {pooled.mean.shape[4]} pixels"
@@ -244,19 +243,20 @@ def _report(
 
 
 def render_pooled(
-    file: Path, given: Sequence[str], look: LookFlags, output: OutputFlags, part: WindowFlags
+    file: Path,
+    pooled: Attention,
+    given: Sequence[str],
+    look: LookFlags,
+    output: OutputFlags,
+    part: WindowFlags,
 ) -> None:
     """`render` of a saved long run: its pooled maps, or a window computed from its q and k.
 
     `given` are flags that a saved long run does not need.
     """
-    from attnviz.pooled import load
-
     if given:
         raise ConfigError(f"{given[0]}: {printable(file)} is a saved long run, which knows its own")
     with Work() as work:
-        work.stage("reading")
-        pooled = load(file)
         numbers = pooled.layer_numbers
         absent = set(range(max(numbers) + 1)) - set(numbers)
         heads = output.chosen_heads(max(numbers) + 1, pooled.n_heads, absent)
@@ -283,7 +283,7 @@ def render_pooled(
 
 
 def _render_part(
-    pooled: PooledResult,
+    pooled: Attention,
     look: LookFlags,
     output: OutputFlags,
     part: WindowFlags,
@@ -303,6 +303,7 @@ def _render_part(
     require_memory(
         13 * cells, f"a window of {len(rows):,} × {len(columns):,}", "give fewer rows or columns"
     )
+    from attnviz.full_resolution import part_at_full_resolution
     from attnviz.sources.run import Run
 
     with Staging(output.force) as staging:
@@ -312,7 +313,7 @@ def _render_part(
         work.stage("computing attention")
         places = {number: i for i, number in enumerate(pooled.layer_numbers)}
         pairs = [(places[layer], head) for layer, head in heads]
-        drawn = pooled.part(rows, columns, sequence, pairs)
+        drawn = part_at_full_resolution(pooled, rows, columns, sequence, pairs)
         work.stage("drawing", outputs.n_pictures)
         staging.write(outputs.writers(Run(drawn, ())))
     if output.quiet:
@@ -326,7 +327,7 @@ def _render_part(
     outputs.print_maps(drawn, console, output.show)
 
 
-def _origin(pooled: PooledResult) -> list[Fact]:
+def _origin(pooled: Attention) -> list[Fact]:
     """Where a saved long run comes from, and its sizes."""
     sizes = f"{pooled.n_layers} × {pooled.batch_size} × {pooled.n_heads}"
     return [
@@ -335,7 +336,7 @@ def _origin(pooled: PooledResult) -> list[Fact]:
     ]
 
 
-class LongOutputs(Plans["PooledResult"]):
+class LongOutputs(Plans["Attention"]):
     """The same files of a long run: pictures of pixels, a page to zoom into, pooled maps."""
 
     steps: Sequence[Step] = ()
@@ -344,14 +345,7 @@ class LongOutputs(Plans["PooledResult"]):
     keeps = True
     """Whether q and k, where they are there, are saved as well."""
 
-    def plan(self, path: Path, kind: str) -> None:
-        if kind == ".json":
-            raise OutputError(
-                f"-o {printable(path)}: a long run is saved as .npz or .safetensors, not as JSON"
-            )
-        super().plan(path, kind)
-
-    def print_maps(self, pooled: PooledResult, console: Console, show: bool | None) -> None:
+    def print_maps(self, pooled: Attention, console: Console, show: bool | None) -> None:
         """Each head's measures, its map where the terminal shows maps, and what was written."""
         heads = self._at(pooled.layer_numbers)
         for sequence in self._sequences:
@@ -366,7 +360,7 @@ class LongOutputs(Plans["PooledResult"]):
         for line in self.written:
             remark(f"Wrote {line}")
 
-    def _overview(self, place: Path, sequence: int, done: PooledResult) -> list[str]:
+    def _overview(self, place: Path, sequence: int, done: Attention) -> list[str]:
         from attnviz.render.long import draw_overview
 
         heads = self._at(done.layer_numbers)
@@ -374,14 +368,15 @@ class LongOutputs(Plans["PooledResult"]):
         self._work.advance()
         return notices
 
-    def _singles(self, files: list[Path], sequence: int, done: PooledResult) -> list[str]:
+    def _singles(self, files: list[Path], sequence: int, done: Attention) -> list[str]:
         from attnviz.render.long import draw_heads
 
         places = zip(self._at(done.layer_numbers), files, strict=True)
         targets = [(layer, head, file) for (layer, head), file in places]
         return draw_heads(done, sequence, targets, self._look, self._work.advance)
 
-    def _page(self, place: Path, done: PooledResult) -> list[str]:
+    def _page(self, place: Path, done: Attention) -> list[str]:
+        from attnviz.full_resolution import windows_kept
         from attnviz.render.pooled_page import write_pooled_page
 
         return write_pooled_page(
@@ -391,25 +386,27 @@ class LongOutputs(Plans["PooledResult"]):
             sequences=self._sequences,
             steps=self.steps,
             command="attnviz " + shlex.join(sys.argv[1:]),
+            window=windows_kept(done),
         )
 
-    def _save(self, place: Path, kind: str, done: PooledResult) -> None:  # noqa: ARG002
-        from attnviz.pooled import save
+    def _save(self, place: Path, kind: str, done: Attention) -> None:  # noqa: ARG002
+        from attnviz.saved_runs import save
 
-        save(done if self.keeps else replace(done, kept={}, scale=(), softcap=()), place)
+        save(done if self.keeps else replace(done, kept={}), place)
 
 
 def _print_measures(
-    pooled: PooledResult, sequence: int, heads: Sequence[tuple[int, int]], console: Console
+    pooled: Attention, sequence: int, heads: Sequence[tuple[int, int]], console: Console
 ) -> None:
     from attnviz.render.tables import print_measures
 
+    assert pooled.rows is not None  # maps that are pooled have them
     measures = {
         "entropy": "bits",
         "largest": "mean of the largest weight",
         "self": "share on the same position",
         "previous": "on the one before",
-        "near": f"less than {pooled.near} positions away",
+        "near": f"less than {pooled.rows.near} positions away",
         "first": "share on the first token",
         "distance": "positions",
     }

@@ -200,11 +200,10 @@ class Outputs(Plans["Run"]):
             sequences=self._sequences,
         )
 
-    def _save(self, place: Path, kind: str, done: Run) -> None:
-        from attnviz.result import save_json, save_npz, save_safetensors
+    def _save(self, place: Path, kind: str, done: Run) -> None:  # noqa: ARG002
+        from attnviz.saved_runs import save
 
-        save = {".json": save_json, ".npz": save_npz, ".safetensors": save_safetensors}
-        save[kind](done.result, place)
+        save(done.result, place)
 
 
 def _summary(names: Sequence[str]) -> str:

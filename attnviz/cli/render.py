@@ -71,9 +71,11 @@ def render(
     files = output.places()
     if file == Path("-"):
         raise InputError("attention is read from files, in parts; save what comes through the pipe")
-    from attnviz.pooled import is_pooled
+    from attnviz.result import Attention
+    from attnviz.sources.from_arrays import open_attention
 
-    if is_pooled(file):
+    found = open_attention(file, axes=array.axes, attention=array.attention, pooled=True)
+    if isinstance(found, Attention) and found.is_pooled:
         from attnviz.cli.long import render_pooled
 
         if tokens.given:
@@ -81,14 +83,14 @@ def render(
                 f"{tokens.given[0]} goes with whole maps; {printable(file)} is a saved long run"
             )
         given = [*array.given, *(["masks"] if masking.is_set else [])]
-        render_pooled(file, given, look, output, part)
+        render_pooled(file, found, given, look, output, part)
         return
     from attnviz.cli.values import value_remarks
     from attnviz.sources.run import Run
 
     with Work() as work:
         work.stage("reading")
-        opened = _open(file, array)
+        opened = _open(file, found, array)
         n_layers, batch, n_heads = opened.shape[:3]
         require_memory(
             300 * n_layers * n_heads,
@@ -118,7 +120,7 @@ def render(
                 if saves and before.kept and not result.kept:
                     notices.append("kept tensors are of single tokens, and are left out")
             if part.given:
-                from attnviz.pooled import part_of
+                from attnviz.result import part_of
 
                 result = part_of(result, *_window(result, part, chosen[0]), chosen[0])
                 opened, chosen = _of_part(opened, result), [0]
@@ -164,12 +166,11 @@ def _of_part(opened: _Opened, part: Attention) -> _Opened:
     return replace(opened, queries=queries, keys=keys)
 
 
-def _open(file: Path, array: ArrayFlags) -> _Opened:
+def _open(file: Path, found: Attention | BareArray, array: ArrayFlags) -> _Opened:
     from attnviz.result import Attention, batches_of
-    from attnviz.sources.from_arrays import open_attention, refuse_for_saved_run
+    from attnviz.sources.from_arrays import refuse_for_saved_run
     from attnviz.tokens import after_cache
 
-    found = open_attention(file, axes=array.axes, attention=array.attention)
     if isinstance(found, Attention):
         refuse_for_saved_run(file, array.given)
         return _Opened(found, *batches_of(found), found.attention.shape, found.layer_numbers, ())

@@ -14,7 +14,6 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from attnviz.pooled import PooledResult
 from attnviz.render.cells import WEIGHT, Brush, Head
 from attnviz.render.furniture import Edge, Pair, Subject, draw_ramp
 from attnviz.render.head_page import HeadPages
@@ -23,6 +22,7 @@ from attnviz.render.look import Look
 from attnviz.render.overview import grid, overview_sheet
 from attnviz.render.sheet import COLOURS, Indices, Line, Sheet, Text
 from attnviz.render.visible import shorten, visible
+from attnviz.result import Attention
 
 LARGEST_PICTURE = 1024
 """Pixels of a map, along a side, in the picture of one head."""
@@ -32,7 +32,7 @@ DECADES = 5
 
 
 def draw_overview(
-    pooled: PooledResult, sequence: int, path: Path, look: Look, pairs: Sequence[Pair]
+    pooled: Attention, sequence: int, path: Path, look: Look, pairs: Sequence[Pair]
 ) -> list[str]:
     """Draw the chosen (place of the layer, head) pairs as one picture: see `heatmap`."""
     whole = pooled.within(LARGEST_PICTURE)
@@ -48,7 +48,7 @@ def draw_overview(
 
 
 def draw_heads(
-    pooled: PooledResult,
+    pooled: Attention,
     sequence: int,
     targets: Sequence[tuple[int, int, Path]],
     look: Look,
@@ -112,7 +112,7 @@ class LongSubject(Subject):
 
     what = "pixels"
 
-    def __init__(self, pooled: PooledResult, sequence: int, look: Look, pairs: list[Pair]) -> None:
+    def __init__(self, pooled: Attention, sequence: int, look: Look, pairs: list[Pair]) -> None:
         self.pooled = pooled
         drawn = np.stack([pooled.mean[layer, sequence, head] for layer, head in pairs])
         self.log_scale = LogScale(drawn, look.vmax)
@@ -160,7 +160,8 @@ class LongSubject(Subject):
         if not (head.verdicts.kinds == WEIGHT).any():
             return "no query sees a key"
         at = (head.layer, self.sequence, head.number)
-        statistics = self.pooled.statistics
+        assert self.pooled.rows is not None  # maps that are pooled have them
+        statistics = self.pooled.rows.statistics
         row = int(statistics["largest"][at].argmax())
         key = int(statistics["largest_key"][(*at, row)])
         query_token = self.pooled.query_tokens[self.sequence][row]

@@ -25,7 +25,6 @@ import numpy as np
 import numpy.typing as npt
 
 from attnviz.merging import NAMES
-from attnviz.pooled import PooledResult
 from attnviz.result import Attention
 from attnviz.trace import Step
 
@@ -129,7 +128,7 @@ def _hash(source: str) -> str:
 
 
 def run_facts(
-    result: Attention | PooledResult,
+    result: Attention,
     heads: Sequence[tuple[int, int]],
     steps: Sequence[Step],
     command: str,
@@ -139,7 +138,7 @@ def run_facts(
         "source": result.source,
         "trained": result.trained,
         "masks": list(result.masks),
-        "notes": list(result.notes) if isinstance(result, Attention) else [],
+        "notes": list(result.notes),
         "config": [
             [str(key), _shown(value)] for key, value in result.config.items() if key not in NAMES
         ],
@@ -154,7 +153,7 @@ def run_facts(
     }
 
 
-def all_heads(result: Attention | PooledResult) -> list[tuple[int, int]]:
+def all_heads(result: Attention) -> list[tuple[int, int]]:
     return [(layer, head) for layer in range(result.n_layers) for head in range(result.n_heads)]
 
 

@@ -39,7 +39,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from attnviz.pooled import PooledResult, windows_of
 from attnviz.render.long import LogScale
 from attnviz.render.one_file import (
     LARGE_PAGE,
@@ -50,6 +49,7 @@ from attnviz.render.one_file import (
     packed,
     run_facts,
 )
+from attnviz.result import Attention, RowStatistics
 from attnviz.trace import Step
 
 PAGE = Kind(
@@ -123,7 +123,7 @@ Window = Callable[[range, range, int, Pair], tuple[Array, Array]]
 
 
 def write_pooled_page(
-    pooled: PooledResult,
+    pooled: Attention,
     path: Path,
     *,
     heads: Sequence[Pair] | None = None,
@@ -137,7 +137,7 @@ def write_pooled_page(
 
     `heads` are (place of the layer, head) pairs, `sequences` indices into the batch; None means
     all. `steps` is the trace of the run, `command` the line that made it. `window` computes parts
-    at full resolution; where it is None they are computed from the q and k that were kept, if any.
+    at full resolution (see `attnviz.full_resolution`); None leaves them out.
     `budget_bytes` is what the page's numbers may take; what it leaves out is in the remarks.
     The same input gives the same bytes.
     """
@@ -154,21 +154,19 @@ def write_pooled_page(
     plan = _row_plan(pooled, rows, chosen, room)
     spans = [[_spans(pooled, s, head[0], blocks) for head in chosen] for s in rows]
     of_rows = [[_rows(pooled, s, head, plan, blocks) for head in chosen] for s in rows]
-    details, shown = _details(
-        drawn, rows, chosen, window or _window_of(pooled), pixels, budget_bytes, blocks
-    )
+    details, shown = _details(drawn, rows, chosen, window, pixels, budget_bytes, blocks)
     error = max((one[kind]["error"] for s in pixels for one in s for kind in KINDS), default=0.0)
     facts = {
         **run_facts(pooled, chosen, steps, command),
         "queries": pooled.n_queries,
         "keys": pooled.n_keys,
-        "measures": {n: t.format(near=pooled.near) for n, t in STATISTICS.items()},
+        "measures": {n: t.format(near=_statistics(pooled).near) for n, t in STATISTICS.items()},
         "cells": list(drawn.cells),
         "levels": [list(level.mean.shape[3:]) for level in levels],
         "detail": DETAIL,
         "top": plan.top,
         "rowsEach": plan.rows,
-        "near": pooled.near,
+        "near": _statistics(pooled).near,
         "rowError": max(
             (x["error"] for s in of_rows for one in s for x in one["statistics"].values()),
             default=0.0,
@@ -205,7 +203,7 @@ def write_pooled_page(
 KINDS = ("mean", "largest")
 
 
-def _measures(pooled: PooledResult, s: int, heads: Sequence[Pair]) -> dict[str, list[float | None]]:
+def _measures(pooled: Attention, s: int, heads: Sequence[Pair]) -> dict[str, list[float | None]]:
     means = pooled.row_means(s)
     return chosen_values({name: means[name] for name in STATISTICS}, heads)
 
@@ -245,7 +243,7 @@ def bytes_for(largest: int) -> int:
     return max(1, ceil(int(largest).bit_length() / 8))
 
 
-def _tokens(pooled: PooledResult, s: int, blocks: Blocks) -> dict[str, Any]:
+def _tokens(pooled: Attention, s: int, blocks: Blocks) -> dict[str, Any]:
     texts = (pooled.query_tokens[s], pooled.key_tokens[s])
     start, end = pooled.places(s, 0)
     numbers = [blocks.add(json.dumps(list(text)).encode()) for text in texts]
@@ -255,7 +253,7 @@ def _tokens(pooled: PooledResult, s: int, blocks: Blocks) -> dict[str, Any]:
 # ── pixels ───────────────────────────────────────────────────────────────────────────────────
 
 
-def pyramid(pooled: PooledResult) -> Iterator[PooledResult]:
+def pyramid(pooled: Attention) -> Iterator[Attention]:
     """The finest level, then coarser ones, each pooled exactly from the finest."""
     factor = 1
     yield pooled
@@ -300,14 +298,14 @@ class Shades:
         return np.asarray(found, np.uint8)
 
 
-def _map(level: PooledResult, kind: str, s: int, head: Pair) -> tuple[Array, Array]:
+def _map(level: Attention, kind: str, s: int, head: Pair) -> tuple[Array, Array]:
     """The pixels of a head and how many cells of each are allowed."""
     weights = (level.mean if kind == "mean" else level.largest)[head[0], s, head[1]]
-    return weights, level.allowed[head[0], s, head[1] if level.allowed.shape[2] > 1 else 0]
+    return weights, level.counts[head[0], s, head[1] if level.counts.shape[2] > 1 else 0]
 
 
 def _pixels(
-    levels: Sequence[PooledResult], s: int, head: Pair, steps: int, blocks: Blocks
+    levels: Sequence[Attention], s: int, head: Pair, steps: int, blocks: Blocks
 ) -> dict[str, Any]:
     """All levels of a head as blocks, and what its bytes mean."""
     counts = _map(levels[0], "mean", s, head)[1]
@@ -346,7 +344,7 @@ def _common(heads: Sequence[Mapping[str, Any]]) -> dict[str, list[float]]:
 
 
 def _pixel_plan(
-    pooled: PooledResult, rows: Sequence[int], heads: Sequence[Pair], room: float
+    pooled: Attention, rows: Sequence[int], heads: Sequence[Pair], room: float
 ) -> tuple[int, int]:
     """(factor, shades): the finest that fit. Sizes are judged by some rows of each head."""
     level, factor = pooled, 1
@@ -360,7 +358,7 @@ def _pixel_plan(
         level = pooled.coarser(factor)
 
 
-def _judged(level: PooledResult, rows: Sequence[int], heads: Sequence[Pair], steps: int) -> float:
+def _judged(level: Attention, rows: Sequence[int], heads: Sequence[Pair], steps: int) -> float:
     """Characters that these pixels and their coarser levels take, about."""
     n = level.mean.shape[3]
     band = np.arange(n) // 16 % 8 == 4 if n >= 512 else np.ones(n, bool)
@@ -387,9 +385,9 @@ class RowPlan:
     rows: int
 
 
-def _row_plans(pooled: PooledResult) -> list[RowPlan]:
+def _row_plans(pooled: Attention) -> list[RowPlan]:
     """From everything to next to nothing."""
-    most, cells = pooled.top_keys.shape[-1], pooled.cells[0]
+    most, cells = _statistics(pooled).top_keys.shape[-1], pooled.cells[0]
     plans = [RowPlan(most, 2, 1), RowPlan(most, 1, 1)]
     for top, rows in ((4, 1), (4, 8), (2, 8), (1, 8)):
         if top < most and rows < cells:
@@ -398,7 +396,7 @@ def _row_plans(pooled: PooledResult) -> list[RowPlan]:
 
 
 def _row_plan(
-    pooled: PooledResult, rows: Sequence[int], heads: Sequence[Pair], room: float
+    pooled: Attention, rows: Sequence[int], heads: Sequence[Pair], room: float
 ) -> RowPlan:
     plans = _row_plans(pooled)
     band = slice(None)
@@ -417,7 +415,7 @@ def _row_plan(
 
 
 def _rows(
-    pooled: PooledResult,
+    pooled: Attention,
     s: int,
     head: Pair,
     plan: RowPlan,
@@ -429,7 +427,7 @@ def _rows(
     made: dict[str, Any] = {"statistics": {}}
     most = 2 ** (8 * plan.width) - 1
     for name in STATISTICS:
-        values = _means(pooled.statistics[name][at].astype(np.float64), plan.rows)
+        values = _means(_statistics(pooled).statistics[name][at].astype(np.float64), plan.rows)
         shades = Shades.of(values, most - 1, DECADES if plan.width == 1 else 60)
         with np.errstate(divide="ignore", invalid="ignore"):
             place = np.rint(np.log(values / shades.low) / (log(shades.ratio) or 1.0))
@@ -447,7 +445,8 @@ def _rows(
             "tiny": bool(((values > 0) & (values < shades.low / shades.ratio)).any()),
         }
     if plan.top:
-        made["top"] = _top(pooled.top_keys[at], pooled.top_weights[at], plan.top, blocks)
+        own = _statistics(pooled)
+        made["top"] = _top(own.top_keys[at], own.top_weights[at], plan.top, blocks)
     return made
 
 
@@ -472,6 +471,11 @@ def _top(keys: Array, weights: Array, top: int, blocks: Blocks) -> dict[str, Any
     }
 
 
+def _statistics(pooled: Attention) -> RowStatistics:
+    assert pooled.rows is not None  # maps that are pooled have them
+    return pooled.rows
+
+
 def _means(values: Array, rows: int) -> Array:
     """The mean of each `rows` values; the last may be of fewer."""
     starts = np.arange(0, len(values), rows)
@@ -481,7 +485,7 @@ def _means(values: Array, rows: int) -> Array:
 # ── who may look at whom ──────────────────────────────────────────────────────────────────────
 
 
-def _spans(pooled: PooledResult, s: int, layer: int, blocks: Blocks) -> list[int] | None:
+def _spans(pooled: Attention, s: int, layer: int, blocks: Blocks) -> list[int] | None:
     """The first key and the end of what each query may see, as two blocks; None if not known."""
     found = spans_of(pooled, s, layer)
     if found is None:
@@ -489,14 +493,14 @@ def _spans(pooled: PooledResult, s: int, layer: int, blocks: Blocks) -> list[int
     return [blocks.add(planes(np.diff(places, prepend=0) & 0xFFFFFFFF, 4)) for places in found]
 
 
-def spans_of(pooled: PooledResult, s: int, layer: int) -> tuple[Array, Array] | None:
+def spans_of(pooled: Attention, s: int, layer: int) -> tuple[Array, Array] | None:
     """(first, end) of the keys that each query may see, `[Tq]` each; None if masks do not say.
 
     They follow from q and k that were kept, or from the names of the masks; in the second case
     they are held against the numbers of allowed cells, since a model's layers may differ.
     """
-    if pooled.kept:
-        return pooled.kept["first"][layer, s], pooled.kept["end"][layer, s]
+    if pooled.has_weights_kept:
+        return pooled.kept["first_key"][layer, s], pooled.kept["end_key"][layer, s]
     start, stop = pooled.places(s, 1)
     first = np.full(pooled.n_queries, start)
     end = np.full(pooled.n_queries, stop)
@@ -512,28 +516,12 @@ def spans_of(pooled: PooledResult, s: int, layer: int) -> tuple[Array, Array] | 
             return None
     end = np.where(pooled.query_valid[s], np.maximum(first, end), first)
     counts = np.add.reduceat(end - first, np.arange(0, pooled.n_queries, pooled.cells[0]))
-    if not (pooled.allowed[layer, s].sum(-1) == counts).all():
+    if not (pooled.counts[layer, s].sum(-1) == counts).all():
         return None
     return first, end
 
 
 # ── parts at full resolution ─────────────────────────────────────────────────────────────────
-
-
-def _window_of(pooled: PooledResult) -> Window | None:
-    """Windows from the q and k that were kept."""
-    if not pooled.kept:
-        return None
-    layers: dict[int, Any] = {}
-
-    def window(rows: range, columns: range, s: int, head: Pair) -> tuple[Array, Array]:
-        if head[0] not in layers:
-            layers.clear()
-            layers[head[0]] = pooled.attention(head[0])
-        weights, allowed = windows_of(layers[head[0]], rows, columns, s, [head[1]])
-        return weights[0], allowed[0]
-
-    return window
 
 
 @dataclass(frozen=True)
@@ -548,7 +536,7 @@ class _Part:
 
 
 def _details(
-    drawn: PooledResult,
+    drawn: Attention,
     rows: Sequence[int],
     heads: Sequence[Pair],
     window: Window | None,
@@ -606,7 +594,7 @@ def _details(
     return found, [note]
 
 
-def _parts(drawn: PooledResult, s: int, i: int, n: int, head: Pair) -> Iterator[_Part]:
+def _parts(drawn: Attention, s: int, i: int, n: int, head: Pair) -> Iterator[_Part]:
     """Every part of a head that has something to show."""
     largest, allowed = _map(drawn, "largest", s, head)
     edges = []
@@ -641,14 +629,14 @@ def _span(part: int, size: int) -> range:
 # ── words ────────────────────────────────────────────────────────────────────────────────────
 
 
-def _stored(pooled: PooledResult, drawn: PooledResult, plan: RowPlan) -> list[str]:
+def _stored(pooled: Attention, drawn: Attention, plan: RowPlan) -> list[str]:
     """What of the run is on the page."""
     rows, keys = drawn.cells
     cells = f"a pixel is {rows} × {keys} cells" if rows * keys > 1 else "a pixel is one cell"
     notes = [f"{cells}, pooled from all weights"]
     if drawn.cells != pooled.cells:
         notes[0] += f" (the run has {pooled.cells[0]} × {pooled.cells[1]})"
-    most = pooled.top_keys.shape[-1]
+    most = _statistics(pooled).top_keys.shape[-1]
     if plan.top:
         notes.append(f"each row's {plan.top} largest weights, of {most} that the run tells")
     if plan.rows > 1:
@@ -656,7 +644,7 @@ def _stored(pooled: PooledResult, drawn: PooledResult, plan: RowPlan) -> list[st
     return notes
 
 
-def _remarks(pooled: PooledResult, drawn: PooledResult, plan: RowPlan, size: int) -> list[str]:
+def _remarks(pooled: Attention, drawn: Attention, plan: RowPlan, size: int) -> list[str]:
     """What was left out, for the person who wrote the page."""
     left_out = []
     if drawn.cells != pooled.cells:
@@ -664,7 +652,7 @@ def _remarks(pooled: PooledResult, drawn: PooledResult, plan: RowPlan, size: int
             f"its pixels are {drawn.cells[0]} × {drawn.cells[1]} cells instead of "
             f"{pooled.cells[0]} × {pooled.cells[1]}"
         )
-    most = pooled.top_keys.shape[-1]
+    most = _statistics(pooled).top_keys.shape[-1]
     if plan.top < most:
         keys = f"{plan.top} largest key{'s' * (plan.top != 1)}" if plan.top else "no keys"
         left_out.append(f"it names {keys} of each row instead of {most}")

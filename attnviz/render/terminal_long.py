@@ -11,7 +11,6 @@ from rich.console import Console
 from rich.text import Text
 
 from attnviz.errors import printable
-from attnviz.pooled import PooledResult
 from attnviz.render.console import ascii_only, flow, has_color, write
 from attnviz.render.long import LogScale
 from attnviz.render.look import Look
@@ -33,10 +32,11 @@ from attnviz.render.terminal import (
     side_by_side,
 )
 from attnviz.render.visible import notation
+from attnviz.result import Attention
 
 
 def long_maps(
-    pooled: PooledResult,
+    pooled: Attention,
     sequence: int,
     console: Console,
     pairs: Sequence[tuple[int, int]],
@@ -62,10 +62,10 @@ def long_maps(
     write(console, *flow(_legend(reduced, maps, plan, ink, scale), console.width))
 
 
-def _map(pooled: PooledResult, sequence: int, layer: int, head: int, scale: LogScale) -> Map:
+def _map(pooled: Attention, sequence: int, layer: int, head: int, scale: LogScale) -> Map:
     means = pooled.mean[layer, sequence, head]
     allowed = pooled.allowed[layer, sequence]
-    seen = allowed[head if len(allowed) > 1 else 0] > 0
+    seen = allowed[head if len(allowed) > 1 else 0]
     kinds = np.where(seen, WEIGHT, FORBIDDEN)
     kinds[seen & ~np.isfinite(means)] = NOT_A_NUMBER
     kinds[~seen.any(1)] = BLIND
@@ -76,14 +76,14 @@ def _map(pooled: PooledResult, sequence: int, layer: int, head: int, scale: LogS
     )
 
 
-def _real(pooled: PooledResult, sequence: int, side: int) -> npt.NDArray[np.bool_]:
+def _real(pooled: Attention, sequence: int, side: int) -> npt.NDArray[np.bool_]:
     """Which pixels along a side hold any real token."""
     at = np.arange(pooled.mean.shape[3 + side]) * pooled.cells[side]
     start, end = pooled.places(sequence, side)
     return (at + pooled.cells[side] > start) & (at < end)
 
 
-def _side(pooled: PooledResult, sequence: int, side: int, named: bool) -> Side:
+def _side(pooled: Attention, sequence: int, side: int, named: bool) -> Side:
     """Rows or columns by the position of their first token; a line of two rows says it itself."""
     positions = np.arange(pooled.mean.shape[3 + side]) * pooled.cells[side]
     positions = positions - pooled.places(sequence, side)[0]
@@ -93,7 +93,7 @@ def _side(pooled: PooledResult, sequence: int, side: int, named: bool) -> Side:
 
 
 def _titles(
-    pooled: PooledResult, sequence: int, pairs: Sequence[tuple[int, int]], room: int
+    pooled: Attention, sequence: int, pairs: Sequence[tuple[int, int]], room: int
 ) -> list[str]:
     """`head 3`, with the mean entropy of its rows where there is room for that over the map."""
     entropy = pooled.row_means(sequence)["entropy"]
@@ -107,7 +107,7 @@ def _titles(
 
 
 def _legend(
-    pooled: PooledResult, maps: Sequence[Map], plan: Plan, ink: Ink, scale: LogScale
+    pooled: Attention, maps: Sequence[Map], plan: Plan, ink: Ink, scale: LogScale
 ) -> list[Text]:
     """The scale, each mark that occurs, and what a cell is."""
     plain = ink.ascii_only

@@ -107,7 +107,8 @@ def is_saved_run(path: Path) -> bool:
     """
     suffix = path.suffix.lower()
     if suffix == ".npz":
-        return {"metadata", "attention"} <= set(names_in_npz(path, MOST_ARRAYS))
+        names = set(names_in_npz(path, MOST_ARRAYS))
+        return "metadata" in names and not names.isdisjoint(("attention", "mean"))
     if suffix == ".safetensors":
         return "attnviz" in names_in_safetensors(path)[1]
     return suffix == ".json"

@@ -18,8 +18,8 @@ import numpy.typing as npt
 from attnviz.errors import InputError, printable, why_unreadable
 from attnviz.machine import require_memory
 from attnviz.npy import BFLOAT16
-from attnviz.pooled import is_pooled
-from attnviz.result import FLOATS, Attention, from_batches, load, only_layers
+from attnviz.result import FLOATS, Attention, from_batches, only_layers
+from attnviz.saved_runs import load
 from attnviz.sources.array_files import READERS, Array, Arrays, is_saved_run, read_arrays
 from attnviz.sources.token_rows import Given, Side, token_batches
 from attnviz.tokens import Batch
@@ -92,9 +92,16 @@ def refuse_for_saved_run(path: Path | str, given: Sequence[str]) -> None:
 
 
 def open_attention(
-    path: Path | str, *, axes: str | None = None, attention: str | None = None
+    path: Path | str,
+    *,
+    axes: str | None = None,
+    attention: str | None = None,
+    pooled: bool = False,
 ) -> Attention | BareArray:
-    """A saved run, or a bare array whose axes are known and whose numbers are not read yet."""
+    """A saved run, or a bare array whose axes are known and whose numbers are not read yet.
+
+    A run whose cells are pixels is refused unless `pooled` says that they will do.
+    """
     path = Path(path)
     shown, suffix = printable(path), path.suffix.lower()
     if suffix not in (*READERS, ".json"):
@@ -102,11 +109,6 @@ def open_attention(
     try:
         if path.stat().st_size == 0:
             raise InputError("is empty")
-        if is_pooled(path):
-            raise InputError(
-                "is a saved long run, whose maps are pooled, and every weight is needed here; save "
-                "whole maps of a shorter text"
-            )
         if not is_saved_run(path):
             arrays, name = read_arrays(path, attention)
             return BareArray(path, *arranged(arrays, axes), name)
@@ -114,7 +116,13 @@ def open_attention(
         raise InputError(f"{shown} {error}") from None
     except OSError as error:
         raise InputError(f"{shown}: {why_unreadable(path, error)}") from None
-    return load(path)
+    run = load(path)
+    if max(run.cells) > 1 and not pooled:
+        raise InputError(
+            f"{shown} is a saved long run, whose maps are pooled, and every weight is needed here; "
+            "save whole maps of a shorter text"
+        )
+    return run
 
 
 def _unknown_form(path: Path) -> str:

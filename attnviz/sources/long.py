@@ -14,11 +14,11 @@ from torch import Tensor
 from attnviz.attention import Embedding, MultiHeadAttention
 from attnviz.config import DTYPES, AttentionConfig
 from attnviz.errors import InputError
+from attnviz.full_resolution import windows_of
 from attnviz.machine import require_memory
 from attnviz.masks import Rule
-from attnviz.pooled import PooledResult, window_result, windows_of
 from attnviz.positions import alibi_slopes
-from attnviz.result import Attention
+from attnviz.result import Attention, Pixels, RowStatistics, about_batches, as_window, from_batches
 from attnviz.sources.from_config import embedded, require_device
 from attnviz.sources.from_weights import Weights, facts_of
 from attnviz.sources.run import Inputs, require_fit, sizes_of_run
@@ -39,14 +39,13 @@ TOP = 8
 
 @dataclass(frozen=True)
 class Pooling:
-    """What is made of each map: at most `pixels` a side, the `top` largest keys of each row, and
-    what each key is given by all rows. `keep` says whether q and k stay, for a later zoom; with
-    `lend` they stay for a page that is written next, where they are not large."""
+    """What is made of each map: at most `pixels` a side, and the `top` largest keys of each row.
+    `keep` says whether q and k stay, for a later zoom; with `lend` they stay for a page that is
+    written next, where they are not large."""
 
     pixels: int = 1024
     top: int = TOP
     near: int = NEAR
-    column_sums: bool = False
     keep: bool = False
     lend: bool = False
 
@@ -188,14 +187,13 @@ class Pooler:
                 self._pooling.pixels,
                 top=self._pooling.top,
                 near=self._pooling.near,
-                column_sums=self._pooling.column_sums,
                 progress=lambda done, total: self._progress(before * total + done, self._n * total),
             )
         )
         if self._pooling.keep or lends:
             self._kept.append(attention)
 
-    def result(self, queries: Batch, keys: Batch, facts: Mapping[str, Any]) -> PooledResult:
+    def result(self, queries: Batch, keys: Batch, facts: Mapping[str, Any]) -> Attention:
         """What all layers gave."""
         return gather(self._pooled, self._kept, queries, keys, **facts)
 
@@ -251,16 +249,8 @@ class Windows:
         """The window of all layers that were wanted."""
         weights = np.stack([weights for weights, _ in self._found])[:, None]
         allowed = np.stack([allowed for _, allowed in self._found])[:, None]
-        return window_result(
-            queries.padded_tokens,
-            keys.padded_tokens,
-            weights,
-            allowed,
-            self._rows,
-            self._columns,
-            self._sequence,
-            facts,
-        )
+        about = about_batches(queries, keys, **facts)
+        return as_window(about, weights, allowed, self._rows, self._columns, self._sequence)
 
 
 def gather(
@@ -269,36 +259,28 @@ def gather(
     queries: Batch,
     keys: Batch,
     **facts: Any,
-) -> PooledResult:
+) -> Attention:
     """The layers' pooled maps as one result; `kept` is what they were made of, if it stays."""
     first = pooled[0]
 
     def stacked(arrays: Iterable[npt.NDArray[Any]]) -> npt.NDArray[Any]:
         return np.stack(list(arrays))
 
-    sums = None
-    if first.column_sums is not None:
-        sums = stacked(np.asarray(one.column_sums, np.float32) for one in pooled)
-    return PooledResult(
-        mean=stacked(one.mean for one in pooled),
-        largest=stacked(one.largest for one in pooled),
-        allowed=stacked(one.allowed for one in pooled),
-        cells=first.cells,
-        near=first.near,
-        statistics={
-            name: stacked(one.statistics[name] for one in pooled) for name in first.statistics
-        },
-        top_keys=stacked(one.top_keys for one in pooled),
-        top_weights=stacked(one.top_weights for one in pooled),
-        query_tokens=queries.padded_tokens,
-        key_tokens=keys.padded_tokens,
-        lengths=queries.lengths,
-        key_lengths=keys.lengths,
-        column_sums=sums,
-        pad_side=queries.pad_side,
+    counts = stacked(one.allowed for one in pooled)
+    rows = RowStatistics(
+        first.near,
+        {name: stacked(one.statistics[name] for one in pooled) for name in first.statistics},
+        stacked(one.top_keys for one in pooled),
+        stacked(one.top_weights for one in pooled),
+    )
+    return from_batches(
+        stacked(one.mean for one in pooled),
+        counts > 0,
+        queries,
+        keys,
         kept=_kept(kept) if kept else {},
-        scale=tuple(one.multiplier for one in kept),
-        softcap=tuple(one.softcap for one in kept),
+        pixels=Pixels(first.cells, stacked(one.largest for one in pooled), counts),
+        rows=rows,
         **facts,
     )
 
@@ -312,14 +294,19 @@ def _kept(attentions: Sequence[LongAttention]) -> Mapping[str, npt.NDArray[Any]]
     arrays = {
         "q": [one.q for one in attentions],
         "k": [one.k for one in attentions],
-        "first": [first for first, _ in spans],
-        "end": [end for _, end in spans],
+        "first_key": [first for first, _ in spans],
+        "end_key": [end for _, end in spans],
     }
     for name in ("slopes", "sinks"):
         found = [getattr(one, name) for one in attentions]
         if found[0] is not None:
             arrays[name] = found
-    return {name: np.stack([_array(x) for x in tensors]) for name, tensors in arrays.items()}
+    caps = [np.nan if one.softcap is None else one.softcap for one in attentions]
+    return {
+        **{name: np.stack([_array(x) for x in tensors]) for name, tensors in arrays.items()},
+        "scale": np.array([one.multiplier for one in attentions]),
+        "softcap": np.array(caps, np.float64),
+    }
 
 
 def _require_spans(attention: LongAttention) -> None:

@@ -10,11 +10,10 @@ float64 inputs are computed in float64.
 
 from attnviz.streaming.context import context
 from attnviz.streaming.inputs import LongAttention
-from attnviz.streaming.pool import ROW_STATISTICS, Pooled, pool
+from attnviz.streaming.pool import Pooled, pool
 from attnviz.streaming.windows import weight_blocks, window
 
 __all__ = [
-    "ROW_STATISTICS",
     "LongAttention",
     "Pooled",
     "context",

@@ -15,22 +15,11 @@ from torch import Tensor
 
 from attnviz.config import check_size
 from attnviz.errors import InputError
+from attnviz.result import ROW_STATISTICS
 from attnviz.streaming.fold import Part, Plan, Scratch, fold
 from attnviz.streaming.head import Head, heads_of, tiles
 from attnviz.streaming.inputs import LongAttention
 from attnviz.streaming.workers import in_order
-
-ROW_STATISTICS = {
-    "entropy": "bits",
-    "largest": "the largest weight",
-    "largest_key": "the place of its key, -1 where all weights are 0",
-    "distance": "mean distance, in positions",
-    "first": "weight on the first token",
-    "previous": "weight on the token before",
-    "self": "weight on the token itself",
-    "near": "weight on tokens less than `near` positions away",
-}
-"""The numbers of each row, and what they are."""
 
 NEAR = 64
 

@@ -71,7 +71,15 @@ def result(kind: str) -> Attention:
     names = (tuple(f"token{i}" for i in range(TOKENS)),)
     lengths = np.array([TOKENS])
     masks = ("causal",) if kind == "causal" else ()
-    return Attention(weights, allowed, names, names, lengths, lengths, masks=masks)
+    return Attention(
+        weights,
+        allowed,
+        query_tokens=names,
+        key_tokens=names,
+        lengths=lengths,
+        key_lengths=lengths,
+        masks=masks,
+    )
 
 
 def seconds(work: Callable[[], object], repeats: int = 3) -> float:

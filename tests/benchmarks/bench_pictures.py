@@ -34,7 +34,9 @@ def result(layers: int, heads: int, tokens: int) -> Attention:
     names = (tuple(f"token{i}" for i in range(tokens)),)
     lengths = np.array([tokens])
     allowed = np.ones((layers, 1, 1, tokens, tokens), dtype=bool)
-    return Attention(weights, allowed, names, names, lengths, lengths)
+    return Attention(
+        weights, allowed, query_tokens=names, key_tokens=names, lengths=lengths, key_lengths=lengths
+    )
 
 
 def seconds(work: Callable[[], object], repeats: int) -> float:

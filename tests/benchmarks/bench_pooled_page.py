@@ -26,9 +26,8 @@ from pathlib import Path
 import numpy as np
 from playwright.sync_api import Browser, sync_playwright
 
-from attnviz.pooled import PooledResult
 from attnviz.render.pooled_page import BUDGET, write_pooled_page
-from attnviz.streaming import ROW_STATISTICS
+from attnviz.result import ROW_STATISTICS, Attention, Pixels, RowStatistics
 
 TOKENS, PIXELS, TOP = 131_072, 1024, 8
 
@@ -76,7 +75,7 @@ ZOOM = """async () => {
 }"""
 
 
-def long_run(heads: int) -> PooledResult:
+def long_run(heads: int) -> Attention:
     """Numbers as a long run has them, without running it: noise on a map that fades with length."""
     rng = np.random.default_rng(0)
     cells = TOKENS // PIXELS
@@ -98,15 +97,16 @@ def long_run(heads: int) -> PooledResult:
     tokens = (tuple(words[i] for i in rng.zipf(1.3, TOKENS) % len(words)),)
     numbers = {name: rng.random(shape, np.float32) for name in ROW_STATISTICS}
     length = np.array([TOKENS])
-    return PooledResult(
-        mean=mean,
-        largest=mean * 40,
-        allowed=allowed[None, None, None],
-        cells=(cells, cells),
-        near=64,
-        statistics={**numbers, "largest_key": keys[..., 0]},
-        top_keys=keys,
-        top_weights=weights.astype(np.float32),
+    return Attention(
+        mean,
+        allowed[None, None, None] > 0,
+        pixels=Pixels((cells, cells), mean * 40, allowed[None, None, None]),
+        rows=RowStatistics(
+            64,
+            {**numbers, "largest_key": keys[..., 0]},
+            keys,
+            weights.astype(np.float32),
+        ),
         query_tokens=tokens,
         key_tokens=tokens,
         lengths=length,
