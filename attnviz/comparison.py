@@ -19,6 +19,7 @@ from attnviz.divergence import jensen_shannon
 from attnviz.errors import ConfigError, InputError, printable
 from attnviz.npy import as_numpy
 from attnviz.result import Attention
+from attnviz.wording import plural
 
 BLOCK = 2**20
 """Weights of each side that are in work at once: 8 MiB as float64."""
@@ -274,7 +275,7 @@ def check_alike(a: Attention, b: Attention, sequences: Sequence[int], match: boo
     for what, in_a, in_b in sizes:
         if in_a != in_b:
             hint = "; --match pairs those that are alike" if what == "head" else ""
-            raise InputError(f"A has {in_a} {what}{'s' * (in_a != 1)} and B has {in_b}{hint}")
+            raise InputError(f"A has {plural(in_a, what)} and B has {in_b}{hint}")
     for s in sequences:
         where = f"sequence {s}: " if a.batch_size > 1 else ""
         queries = (
@@ -337,22 +338,22 @@ class _Side:
     def notes(self, name: str) -> Iterator[str]:
         """A sentence about each thing that was unusual."""
         if self.broken:
-            yield f"{name}: {_count(self.broken, 'row')} with NaN or infinity: no distance for them"
+            yield f"{name}: {plural(self.broken, 'row')} with NaN or infinity: no distance for them"
         if self.negative:
             yield (
-                f"{name}: {_count(self.negative, 'row')} with negative weights: no distance for "
+                f"{name}: {plural(self.negative, 'row')} with negative weights: no distance for "
                 "them (scores before softmax?)"
             )
         if self.on_padding > LACKING:
             yield f"{name}: queries give up to {self.on_padding:.3g} of their weight to padding"
         if self.short and not self.negative:
             yield (
-                f"{name}: {_count(self.short, 'row')} with a sum below 1, down to "
+                f"{name}: {plural(self.short, 'row')} with a sum below 1, down to "
                 f"{self.lowest:.3g}: what they lack counts as one more key"
             )
         if self.long and not self.negative:
             yield (
-                f"{name}: {_count(self.long, 'row')} with a sum above 1, up to {self.highest:.3g}: "
+                f"{name}: {plural(self.long, 'row')} with a sum above 1, up to {self.highest:.3g}: "
                 "their distance is that of their shares"
             )
 
@@ -515,12 +516,8 @@ def _mask_notes(found: Sequence[HeadDifference], a: Attention, b: Attention) -> 
     names = [", ".join(map(printable, result.masks)) or "none" for result in (a, b)]
     if only_a or only_b:
         yield (
-            f"the masks differ: {_count(only_a, 'cell')} allowed in A only, "
+            f"the masks differ: {plural(only_a, 'cell')} allowed in A only, "
             f"{only_b:,} in B only (masks of A: {names[0]}; of B: {names[1]})"
         )
     elif set(a.masks) != set(b.masks) and UNKNOWN not in (a.masks, b.masks):
         yield f"the masks have other names (A: {names[0]}; B: {names[1]}) and allow the same"
-
-
-def _count(n: int, what: str) -> str:
-    return f"{n:,} {what}{'s' * (n != 1)}"

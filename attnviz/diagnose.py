@@ -13,6 +13,7 @@ from math import prod
 from attnviz.config import AttentionConfig, check_size, divisors, head_count_advice
 from attnviz.errors import InputError
 from attnviz.trace import Step
+from attnviz.wording import plural
 
 USUAL_HEAD_WIDTHS = (128, 64, 32)
 """Published models have one of these almost always, 64 and 128 above all."""
@@ -422,7 +423,7 @@ def _mask_fixes(mask: tuple[int, ...], scores: tuple[int, ...]) -> tuple[str, ..
     if len(mask) == 4 and mask[:2] == (heads, batch) != (batch, heads):
         fixes.append("batch and heads are swapped: mask.transpose(0, 1)")
     elif len(mask) == 4 and mask[0] not in (1, batch):
-        fixes.append(f"make the mask for the same {batch} sequence{'s' * (batch > 1)}, or mask[:1]")
+        fixes.append(f"make the mask for the same {plural(batch, 'sequence')}, or mask[:1]")
     if len(mask) >= 2 and mask[-2:] == (keys, queries) and keys != queries:
         fixes.append("queries and keys are swapped: mask.transpose(-2, -1)")
     if mask and mask[-1] not in (1, keys, queries):

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 from attnviz.errors import ConfigError, InputError, printable, why_unreadable
+from attnviz.wording import plural
 
 if TYPE_CHECKING:
     import numpy as np
@@ -180,7 +181,7 @@ def from_file(
     lines = text.replace("\r\n", "\n").replace("\r", "\n").split("\n")
     kept = [(number, line) for number, line in enumerate(lines, 1) if line.strip()]
     blank = len(lines) - len(kept) - (lines[-1] == "")
-    notices = (f"{name}: {blank} empty line{'s' * (blank != 1)} skipped",) if blank else ()
+    notices = (f"{name}: {plural(blank, 'empty line')} skipped",) if blank else ()
     if suffix == ".jsonl":
         found = [
             _one_sequence(
@@ -342,7 +343,7 @@ def _trimmed(found: Sequence[list[str]]) -> Reading:
         dropped += len(tokens) - (end - start)
         sequences.append(tuple(tokens[start:end]))
     notice = (
-        f"{dropped} padding token{'s' * (dropped != 1)} at the ends of sequences taken off; "
+        f"{plural(dropped, 'padding token')} at the ends of sequences taken off; "
         "--pad-to and --pad-side pad a batch"
     )
     return Reading(tuple(sequences), (notice,) if dropped else ())

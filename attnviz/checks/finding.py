@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from math import isfinite
 
 from attnviz.errors import printable
+from attnviz.wording import noun_for, plural
 
 CHECKS = {
     "finite": "weights are finite",
@@ -147,8 +148,8 @@ class Report:
     def lines(self, finding: Finding) -> list[str]:
         """A finding in two or three lines: what and how often, the worst place, the cause."""
         found = len(finding.heads)
-        counted = "" if finding.unit == "head" else f"{_count(finding.count, finding.unit)} in "
-        of = f"{found:,} of {_count(self.n_heads, 'head')}"
+        counted = "" if finding.unit == "head" else f"{plural(finding.count, finding.unit)} in "
+        of = f"{found:,} of {plural(self.n_heads, 'head')}"
         lines = [f"{finding.what}: {counted}{of}{self._where(finding)}"]
         measure = f" {finding.measure}" if finding.measure else ""
         place = finding.worst.words(self.names_layers, self.sizes["B"] > 1)
@@ -168,12 +169,12 @@ class Report:
         parts: dict[str, list[int]] = {}
         for layer, heads in by_layer.items():
             whole = len(heads) == self.sizes["H"]
-            words = "all heads" if whole else f"head{'s' * (len(heads) > 1)} {ranges(heads)}"
+            words = "all heads" if whole else f"{noun_for(len(heads), 'head')} {ranges(heads)}"
             parts.setdefault(words, []).append(layer)
         if not self.names_layers:
             return f" ({next(iter(parts))})"
         named = [
-            f"layer{'s' * (len(layers) > 1)} {ranges(layers)}: {words}"
+            f"{noun_for(len(layers), 'layer')} {ranges(layers)}: {words}"
             for words, layers in parts.items()
         ]
         more = f"; and {len(named) - MOST_LAYERS} more" if len(named) > MOST_LAYERS else ""
@@ -191,11 +192,11 @@ class Report:
     @property
     def verdict(self) -> str:
         """The last line: how many findings fail, of how many."""
-        notes = f"; {_count(len(self.notes), 'note')}" if self.notes else ""
+        notes = f"; {plural(len(self.notes), 'note')}" if self.notes else ""
         if self.passed:
             return f"nothing is wrong{notes}"
         n = len(self.failures)
-        return f"{n} finding{'s' * (n > 1)} fail{'s' * (n == 1)}{notes}"
+        return f"{plural(n, 'finding')} fail{'s' * (n == 1)}{notes}"
 
 
 MOST_LAYERS = 4
@@ -222,7 +223,3 @@ def ranges(numbers: list[int]) -> str:
         else:
             runs.append([n, n])
     return ", ".join(f"{a}" if a == b else f"{a}-{b}" for a, b in runs)
-
-
-def _count(n: int, what: str) -> str:
-    return f"{n:,} {what}{'s' * (n != 1)}"

@@ -28,6 +28,7 @@ from attnviz.cli.options import (
 from attnviz.cli.outputs import shown_by
 from attnviz.cli.progress import Work
 from attnviz.errors import ConfigError, InputError, OutputError, printable
+from attnviz.wording import plural
 
 if TYPE_CHECKING:
     from attnviz.comparison import Comparison
@@ -316,7 +317,7 @@ class Outputs:
         self.written.append(f"{printable(folder)}/: {names[0]} … {names[-1]} ({len(names)} files)")
         others = {path.name for path in folder.glob("seq*-*.png")} - set(names)
         if others:
-            pictures = f"{len(others)} picture{'s' * (len(others) != 1)}"
+            pictures = plural(len(others), "picture")
             self.notices.append(f"{printable(folder)}/ still holds {pictures} of an earlier run")
 
     def writers(

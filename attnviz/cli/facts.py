@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from attnviz.config import AttentionConfig
 from attnviz.errors import printable
 from attnviz.render.visible import shorten, visible
+from attnviz.wording import plural
 
 if TYPE_CHECKING:
     import numpy as np
@@ -48,9 +49,9 @@ def print_facts(console: Console, facts: Sequence[Fact]) -> None:
 
 def layer_facts(config: AttentionConfig) -> list[Fact]:
     """The sizes of the layer."""
-    heads = _count(config.n_heads, "head")
+    heads = plural(config.n_heads, "head")
     if config.is_grouped:
-        heads += f" on {_count(config.n_kv_heads, 'key/value head')}"
+        heads += f" on {plural(config.n_kv_heads, 'key/value head')}"
     sizes = f"d_model {config.d_model}, d_k {config.d_k}, d_v {config.d_v}"
     rest = f"{config.dtype}, positions {config.positions}"
     return [("layer", f"{heads}, {sizes}, {rest}")]
@@ -93,13 +94,13 @@ def mask_facts(
     real = queries.valid[:, :, None] & keys.valid[:, None, :]  # B Tq Tk
     cells = int(real.sum()) * allowed.shape[1]
     forbidden = int((~allowed & real[:, None]).sum())
-    parts = [f"{forbidden:,} of {_count(cells, 'cell')} forbidden"]
+    parts = [f"{forbidden:,} of {plural(cells, 'cell')} forbidden"]
     if padded := int((~keys.valid).sum()):
-        parts.append(_count(padded, "padded key"))
+        parts.append(plural(padded, "padded key"))
     blind = ~allowed.any(-1)  # B 1|H Tq
     for rows, what in ((queries.valid, "row"), (~queries.valid, "padded row")):
         if n := int((blind & rows[:, None]).sum()):
-            parts.append(f"{_count(n, what)} with nothing to see")
+            parts.append(f"{plural(n, what)} with nothing to see")
     return [("masks", f"{', '.join(names)}: {'; '.join(parts)}")]
 
 
@@ -123,7 +124,7 @@ def token_facts(
 def _listed(batch: Batch, i: int, with_ids: bool, ascii_only: bool) -> str:
     """`3 tokens and 1 padding on the right: The/4 cat/5 sat/6`."""
     tokens = batch.tokens[i]
-    count = _count(len(tokens), "token")
+    count = plural(len(tokens), "token")
     if pads := batch.width - len(tokens):
         count += f" and {pads:,} padding on the {batch.pad_side}"
     ids = batch.ids[i, batch.starts[i] :]
@@ -135,7 +136,3 @@ def _listed(batch: Batch, i: int, with_ids: bool, ascii_only: bool) -> str:
     if len(tokens) > MOST_TOKENS:
         shown.append(f"and {len(tokens) - MOST_TOKENS:,} more")
     return f"{count}{': ' if shown else ''}{' '.join(shown)}"
-
-
-def _count(n: int, what: str) -> str:
-    return f"{n:,} {what}{'s' * (n != 1)}"

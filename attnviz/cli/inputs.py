@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from attnviz import tokens as batches
 from attnviz.cli.options import MASK_MEANINGS, InputFlags, MaskFlags
 from attnviz.errors import InputError, printable
+from attnviz.wording import plural
 
 if TYPE_CHECKING:
     from attnviz.config import AttentionConfig
@@ -182,4 +183,4 @@ def _matched(keys: tuple[batches.Tokens, ...], n: int) -> tuple[batches.Tokens, 
     if len(keys) == 1:
         return keys * n
     fit = "1" if n == 1 else f"{n}, or 1 for all"
-    raise InputError(f"{len(keys)} key sequences for {n} query sequence{'s' * (n > 1)}; give {fit}")
+    raise InputError(f"{len(keys)} key sequences for {plural(n, 'query sequence')}; give {fit}")

@@ -18,6 +18,7 @@ from attnviz.cli.progress import Work
 from attnviz.cli.source import ComputedLong, Source
 from attnviz.errors import ConfigError, printable
 from attnviz.machine import free_memory, human_bytes, require_memory
+from attnviz.wording import plural
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -417,5 +418,5 @@ def _print_measures(
         for layer, head in heads
     ]
     values = [[float(means[name][at]) for name in measures] for at in heads]
-    title = f"heads of sequence {sequence}: means over {rows:,} query row{'s' * (rows != 1)}"
+    title = f"heads of sequence {sequence}: means over {plural(rows, 'query row')}"
     print_measures(title, names, values, measures, console)

@@ -23,6 +23,7 @@ from attnviz.config import DTYPES, choice
 from attnviz.errors import ConfigError
 from attnviz.render.visible import visible
 from attnviz.tokens import WHOLE
+from attnviz.wording import noun_for, plural
 
 if TYPE_CHECKING:
     from attnviz.sources.from_pretrained import Wanted
@@ -203,13 +204,11 @@ class ModelSource:
             ("", ", ".join([*widths, config["dtype"], "trained"])),
         ]
         if len(kept) < len(self._numbers):
-            facts.append(("", f"kept: layer{'s' * (len(kept) > 1)} {', '.join(map(str, kept))}"))
+            facts.append(("", f"kept: {noun_for(len(kept), 'layer')} {', '.join(map(str, kept))}"))
         elif run.steps:
             facts.append(("", f"the trace is of layer {kept[0]}, as its code handed it over"))
         for i, (n, answer) in enumerate(self._answers):
-            facts.append(
-                (f"answer {i}", f"after {n} token{'s' * (n != 1)}: {visible_text(answer)}")
-            )
+            facts.append((f"answer {i}", f"after {plural(n, 'token')}: {visible_text(answer)}"))
         return facts
 
 

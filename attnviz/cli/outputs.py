@@ -14,6 +14,7 @@ from attnviz.cli.files import PAGES, PICTURES, Staging
 from attnviz.cli.options import LookFlags
 from attnviz.cli.progress import Work
 from attnviz.errors import printable
+from attnviz.wording import plural
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -110,7 +111,7 @@ class Plans(Generic[Done]):
         self.written.append(f"{printable(folder)}/: {_summary(names)}")
         others = {path.name for path in folder.glob("seq*-*.png")} - set(names)
         if others:
-            pictures = f"{len(others)} picture{'s' * (len(others) != 1)}"
+            pictures = plural(len(others), "picture")
             self.notices.append(f"{printable(folder)}/ still holds {pictures} of an earlier run")
 
     def _plan_overviews(self, path: Path) -> None:

@@ -29,6 +29,7 @@ from attnviz.cli.progress import Work
 from attnviz.cli.stats_flags import DRAWN, CorpusFlags, MeasureFlags, ReportFlags, WorkFlags
 from attnviz.corpus.documents import Bad, Corpus, Document
 from attnviz.errors import AttnvizError, ConfigError, InputError, OutputError, printable
+from attnviz.wording import plural
 
 if TYPE_CHECKING:
     from attnviz.corpus.drive import Progress
@@ -284,11 +285,9 @@ class _Teller:
         self.told = False
 
     def __call__(self, progress: Progress) -> None:
-        from attnviz.render.heads_report import count
-
         self.told = True
         rate = progress.documents / max(time.monotonic() - self._begun, 1e-9)
-        name = f"measuring: {count(progress.documents, 'document')}, {rate:,.0f} a second"
+        name = f"measuring: {plural(progress.documents, 'document')}, {rate:,.0f} a second"
         self._work.reach(progress.position, max(self._total, progress.position), name)
 
 
@@ -437,8 +436,6 @@ def _drawn(maps: Attention, path: Path, staging: Staging, look: LookFlags, work:
 
 def _say(done: _Done, report: ReportFlags, how: WorkFlags, notices: Iterable[str]) -> None:
     """Figures on standard output, everything else on standard error."""
-    from attnviz.render.heads_report import count
-
     tally = done.part.tally
     if not report.quiet:
         for notice in notices:
@@ -448,7 +445,7 @@ def _say(done: _Done, report: ReportFlags, how: WorkFlags, notices: Iterable[str
             remark(f"skipped: {bad.name} {bad.why}")
         more = tally.bad - NAMED
         if more > 0:
-            remark(f"skipped: {count(more, 'more document')}")
+            remark(f"skipped: {plural(more, 'more document')}")
     if report.as_json:
         from attnviz.render.heads_files import report_as_json
 
@@ -467,7 +464,7 @@ def _say(done: _Done, report: ReportFlags, how: WorkFlags, notices: Iterable[str
             result("")
             print_matrix(done.report, _drawable(report.measure, done.report), console)
         if tally.cut:
-            what, were = count(tally.documents, "document"), "was" if tally.cut == 1 else "were"
+            what, were = plural(tally.documents, "document"), "was" if tally.cut == 1 else "were"
             remark(f"{tally.cut:,} of {what} {were} cut by --max-len")
     if report.quiet:
         return

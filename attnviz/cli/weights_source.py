@@ -23,6 +23,7 @@ from attnviz.cli.source import Computed, ComputedLong, bytes_of_maps
 from attnviz.config import POSITIONS, choice
 from attnviz.errors import ConfigError, InputError, printable, why_unreadable
 from attnviz.npy import read_npy, read_npz
+from attnviz.wording import plural
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -141,7 +142,7 @@ class WeightsSource:
                 "--causal forbids what it never sees"
             )
         if weights.number and embeds:
-            before = f"{weights.number} layer{'s' * (weights.number > 1)} before it"
+            before = f"{plural(weights.number, 'layer')} before it"
             remarks.append(
                 f"layer {weights.number} is given the embedded tokens: the {before} did not run "
                 "(--model runs them all)"
@@ -307,7 +308,7 @@ def _names(
     longest = max(map(len, given))
     if len(given) != n or longest != width:
         raise InputError(
-            f"{flag} has {n} sequence{'s' * (n > 1)} of {width} vectors, the text {len(given)} "
+            f"{flag} has {plural(n, 'sequence')} of {width} vectors, the text {len(given)} "
             f"of {longest} tokens at most; one token a vector is expected"
         )
     return given

@@ -13,6 +13,7 @@ from attnviz.errors import InputError, printable
 from attnviz.measures.block import Block, texts_of_tokens
 from attnviz.result import Attention
 from attnviz.sources.from_arrays import read_attention
+from attnviz.wording import plural
 
 
 class Saved:
@@ -124,4 +125,4 @@ def open_saved(paths: tuple[Path, ...], axes: str | None = None) -> Saved:
 
 
 def _layers_and_heads(layers: int, heads: int) -> str:
-    return f"{layers} layer{'s' * (layers != 1)} of {heads} head{'s' * (heads != 1)}"
+    return f"{plural(layers, 'layer')} of {plural(heads, 'head')}"

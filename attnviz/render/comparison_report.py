@@ -12,6 +12,7 @@ from attnviz.errors import printable
 from attnviz.render.console import flow, write
 from attnviz.render.tables import Paper, grid, name_of_head, widest
 from attnviz.render.visible import shorten, signed, visible
+from attnviz.wording import plural
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -34,9 +35,9 @@ def comparison_facts(comparison: Comparison, names: tuple[str, str]) -> list[tup
     both = zip("AB", names, (comparison.a, comparison.b), strict=True)
     facts = [(letter, f"{printable(name)}: {_about(result)}") for letter, name, result in both]
     pairing = "by likeness" if comparison.matched else "by index"
-    parts = [f"{_count(len(comparison.heads), 'head')} {pairing}"]
+    parts = [f"{plural(len(comparison.heads), 'head')} {pairing}"]
     if comparison.a.batch_size > 1:
-        parts.append(_count(len(comparison.sequences), "sequence"))
+        parts.append(plural(len(comparison.sequences), "sequence"))
     rows = sorted({head.rows for head in comparison.heads})
     counted = " to ".join(f"{n:,}" for n in dict.fromkeys((rows[0], rows[-1])))
     parts.append(f"means over {counted} query rows")
@@ -51,9 +52,9 @@ def comparison_facts(comparison: Comparison, names: tuple[str, str]) -> list[tup
 
 
 def _about(result: Attention) -> str:
-    sizes = [_count(result.n_heads, "head"), str(result.attention.dtype)]
+    sizes = [plural(result.n_heads, "head"), str(result.attention.dtype)]
     if result.n_layers > 1:
-        sizes.insert(0, _count(result.n_layers, "layer"))
+        sizes.insert(0, plural(result.n_layers, "layer"))
     masks = ", ".join(printable(name) for name in result.masks)
     return ", ".join([*sizes, f"masks: {masks}" if masks else "no mask"])
 
@@ -64,7 +65,7 @@ def print_comparison(comparison: Comparison, console: Console, top: int) -> None
     changed = [head for head in comparison.heads if head.broken or head.difference != 0]
     same = len(comparison.heads) - len(changed)
     if same:
-        said = f"{_count(same, 'head')} in which no weight differs"
+        said = f"{plural(same, 'head')} in which no weight differs"
         write(console, *flow([paper.text(said)], paper.width, "  "))
     if not changed:
         return
@@ -232,7 +233,3 @@ def _place(place: Place | None, layer_numbers: tuple[int, ...]) -> dict[str, Any
 
 def _number(value: float) -> float | None:
     return value if isfinite(value) else None
-
-
-def _count(n: int, what: str) -> str:
-    return f"{n:,} {what}{'s' * (n != 1)}"

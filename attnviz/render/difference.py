@@ -36,7 +36,6 @@ from attnviz.render.furniture import (
     Pair,
     Subject,
     cell_pixels,
-    count,
     draw_bar,
     draw_legend,
     draw_paragraph,
@@ -53,6 +52,7 @@ from attnviz.render.overview import overview_sheet
 from attnviz.render.sheet import COLOURS, Indices, Picture, Sheet, Text, tone_index
 from attnviz.render.visible import signed
 from attnviz.result import Attention
+from attnviz.wording import plural
 
 WEIGHTS = 99
 """Palette entries of the weights' own colours; those of differences follow."""
@@ -262,7 +262,7 @@ class Differences(Subject):
         n_queries, n_keys = comparison.a.attention.shape[3:]
         require_memory(
             len(self._found) * n_queries * n_keys * CELL_BYTES,
-            f"a picture of {count(len(self._found), 'difference')} of {n_queries} × {n_keys}",
+            f"a picture of {plural(len(self._found), 'difference')} of {n_queries} × {n_keys}",
             "choose fewer with --layers and --heads",
         )
         super().__init__(
@@ -280,7 +280,7 @@ class Differences(Subject):
 
     @property
     def title(self) -> str:
-        return f"Difference B − A: {count(len(self.pairs), 'head')}, {self.tokens}"
+        return f"Difference B − A: {plural(len(self.pairs), 'head')}, {self.tokens}"
 
     def brush(self, height: int, width: int, pool: int) -> Brush:
         return DifferenceBrush(height, width, pool, self.look.dpi, self.top)
@@ -340,7 +340,7 @@ def facts(comparison: Comparison, sequence: int | None, names: tuple[str, str]) 
     if n == 1:
         return said
     if sequence is None:
-        return [*said, count(len(comparison.sequences), "sequence")]
+        return [*said, plural(len(comparison.sequences), "sequence")]
     return [*said, f"sequence {sequence} of {n}"]
 
 

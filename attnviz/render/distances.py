@@ -13,7 +13,6 @@ from attnviz.render.fonts import Fonts
 from attnviz.render.furniture import (
     MARGIN,
     cell_pixels,
-    count,
     draw_legend,
     draw_paragraph,
     draw_ramp,
@@ -24,6 +23,7 @@ from attnviz.render.furniture import (
 from attnviz.render.heatmap import write
 from attnviz.render.look import Look
 from attnviz.render.sheet import COLOURS, Picture, Sheet, Text
+from attnviz.wording import plural
 
 WIDE, HIGH = 30.0, 18.0
 """A cell in points: its number has room."""
@@ -69,8 +69,8 @@ def _sheet(comparison: Comparison, look: Look, fonts: Fonts, caption: str) -> Sh
         look,
         fonts,
         TITLE,
-        f"A matrix of distances in bits for {count(len(layers), 'layer')}, one a row, and "
-        f"{count(len(heads), 'head')}, one a column. {caption}. Colours run from 0 to {top:.3g}. "
+        f"A matrix of distances in bits for {plural(len(layers), 'layer')}, one a row, and "
+        f"{plural(len(heads), 'head')}, one a column. {caption}. Colours run from 0 to {top:.3g}. "
         f"The first in order: layer {numbered[most.layer]} head {most.head}, {most.bits:.3g} bits.",
     )
     px_w, px_h = cell_pixels(WIDE, look.dpi), cell_pixels(HIGH, look.dpi)

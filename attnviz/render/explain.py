@@ -19,6 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from attnviz.errors import InputError, printable
+from attnviz.wording import plural
 
 if TYPE_CHECKING:
     from attnviz.result import Attention
@@ -373,7 +374,7 @@ def find_query(result: Attention, sequence: int, text: str) -> int:
         if -length <= index < length:
             return start + index % length
         if text not in tokens:
-            has = f"{length} token{'s' * (length != 1)}"
+            has = plural(length, "token")
             places = f", 0 to {length - 1} or -{length} to -1" if length else ""
             raise InputError(f"query {text}: sequence {sequence} has {has}{places}")
     if text in tokens:

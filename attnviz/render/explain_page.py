@@ -24,6 +24,7 @@ from attnviz.render.explain_digits import (
     weighted,
 )
 from attnviz.render.visible import cells, fit, notation, shorten, visible
+from attnviz.wording import plural
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -293,7 +294,7 @@ class _Writer:
             *([f"sequence {e.sequence} of {e.batch_size}"] if e.batch_size > 1 else []),
             *([f"layer {e.layer}" + of_all] if e.names_layer else []),
             f"head {e.head} of {e.n_heads}",
-            _count(e.n_keys, "key") + (" of the other text" if e.is_cross else ""),
+            plural(e.n_keys, "key") + (" of the other text" if e.is_cross else ""),
             f"masks: {', '.join(map(page.name, e.masks)) or 'none'}",
             e.dtype,
         ]
@@ -324,7 +325,7 @@ class _Writer:
         d_k, n = len(e.q), self.n_entries
         page.heading("1. The query vector q")
         page.say(
-            f"W_Q turns {self._input()} into {_count(d_k, 'number')}, its query vector: a "
+            f"W_Q turns {self._input()} into {plural(d_k, 'number')}, its query vector: a "
             "question that is put to every key."
         )
         if "q_normed" in e.done_to_q:
@@ -514,7 +515,7 @@ class _Writer:
         page.table(["at", "key", "score", "verdict"], rows, words=True)
         counts = [(page.name(name), int((~verdict).sum())) for name, verdict in e.verdicts]
         said = ", ".join(f"{name} forbids {n}" for name, n in counts)
-        page.say(f"This query may see {e.n_keys - forbidden} of {_count(e.n_keys, 'key')}.", said)
+        page.say(f"This query may see {e.n_keys - forbidden} of {plural(e.n_keys, 'key')}.", said)
         if said:
             page.lines[-1].append(".")
         self._run("masked_scores")
@@ -561,7 +562,7 @@ class _Writer:
         page.table(["at", "key", "score - max", "exp", "weight"], rows, bars=True)
         forbidden = e.n_keys - int(e.allowed.sum())
         if forbidden:
-            page.say(f"Left out: {_count(forbidden, 'forbidden key')}, whose weight is exactly 0.")
+            page.say(f"Left out: {plural(forbidden, 'forbidden key')}, whose weight is exactly 0.")
         i, shifted = self.example, self._chain(e.shifted[self.example])
         self._for_example(
             f"{self._chain(e.scores[i])} - {_bracketed(top)} = {shifted};",
@@ -598,7 +599,7 @@ class _Writer:
             self._run("context")
             return
         page.say(
-            f"Each key token also has a value vector v, {_count(d_v, 'number')} that it has to "
+            f"Each key token also has a value vector v, {plural(d_v, 'number')} that it has to "
             "give. The sum of these, each times its weight, is the context: what this head has "
             "found for the query."
         )
@@ -646,7 +647,7 @@ class _Writer:
         length = len(rows[0][1])
         page.say(
             "W_O lays the contexts of all heads side by side and mixes them back to d_model = "
-            f"{_count(length, 'number')}. It does so for each head with columns of its own, so "
+            f"{plural(length, 'number')}. It does so for each head with columns of its own, so "
             "that the layer's answer is a sum, and this head's part in it can be told."
         )
         values = np.vstack([row for _, row in rows])
@@ -670,10 +671,6 @@ class _Writer:
             "" if e.parts is None else f"the context of head {e.head} times its columns of W_O"
         )
         self._run("context" if e.projected is None else "projected", derived=derived)
-
-
-def _count(n: int, thing: str) -> str:
-    return f"{n} {thing}{'s' * (n != 1)}"
 
 
 def _widest(texts: Iterable[str]) -> int:

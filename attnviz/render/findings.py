@@ -13,6 +13,7 @@ from attnviz.checks.finding import CHECKS, Finding, InHead, Place, Report, numbe
 from attnviz.errors import printable
 from attnviz.render.console import flow, write
 from attnviz.render.tables import Paper
+from attnviz.wording import plural
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -27,7 +28,7 @@ def report_facts(report: Report) -> list[tuple[str, str]]:
     """What was checked: (label, what is said)."""
     sizes = report.sizes
     counts = [
-        _count(sizes[axis], word)
+        plural(sizes[axis], word)
         for axis, word in (("L", "layer"), ("B", "sequence"), ("H", "head"))
         if sizes[axis] > 1 or axis == "H"
     ]
@@ -200,7 +201,7 @@ def _lines(finding: Finding, layer: int, report: Report) -> Iterator[str]:
     """A finding as it stands in one layer."""
     heads = [head for head in finding.heads if head.layer == layer]
     n = sum(head.count for head in heads)
-    counted = "" if finding.unit == "head" else f"{_count(n, finding.unit)} in "
+    counted = "" if finding.unit == "head" else f"{plural(n, finding.unit)} in "
     yield f"{finding.what}: {counted}heads {ranges([head.head for head in heads])}"
     for head in heads:
         place = head.worst.words(False, report.sizes["B"] > 1)
@@ -208,7 +209,3 @@ def _lines(finding: Finding, layer: int, report: Report) -> Iterator[str]:
         yield f"worst: {place}:{measure} {number(head.worst.value)}"
     if finding.cause:
         yield finding.cause
-
-
-def _count(n: int, what: str) -> str:
-    return f"{n:,} {what}{'s' * (n != 1)}"

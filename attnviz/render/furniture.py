@@ -26,6 +26,7 @@ from attnviz.render.look import Look
 from attnviz.render.sheet import COLOURS, Indices, Line, Number, Picture, Sheet, Text, palette
 from attnviz.render.visible import shorten
 from attnviz.result import Attention
+from attnviz.wording import plural
 
 QUERY_AXIS, KEY_AXIS = "query: looks", "key: is looked at"
 MARGIN = 18.0
@@ -63,9 +64,9 @@ class Subject:
         self.measures = self._measures()
         self.queries = [label(t, longest_label) for t in result.query_tokens[sequence]]
         self.keys = [label(t, longest_label) for t in result.key_tokens[sequence]]
-        self.tokens = count(self.n_keys, "token")
+        self.tokens = plural(self.n_keys, "token")
         if self.queries != self.keys:
-            self.tokens = f"{count(self.n_queries, 'query')} × {count(self.n_keys, 'key')}"
+            self.tokens = f"{plural(self.n_queries, 'query')} × {plural(self.n_keys, 'key')}"
         self.caption = " · ".join(fact for fact in self._facts() if fact)
         self.fonts = Fonts([*self.queries, *self.keys, self.caption])
         self.notices = list(self.fonts.notices)
@@ -93,7 +94,7 @@ class Subject:
             source = f"{source}, untrained".removeprefix(", ")
         notes = [prose(note, 60) for note in result.notes]
         if result.n_prompt:
-            after = count(result.n_prompt[self.sequence], "token")
+            after = plural(result.n_prompt[self.sequence], "token")
             notes.append(f"the answer begins after {after}, at the line")
         return [source, f"masks: {masks}" if masks else "no mask", where, *notes]
 
@@ -104,7 +105,7 @@ class Subject:
 
     @property
     def title(self) -> str:
-        return f"Attention: {count(len(self.pairs), 'head')}, {self.tokens}"
+        return f"Attention: {plural(len(self.pairs), 'head')}, {self.tokens}"
 
     def brush(self, height: int, width: int, pool: int) -> Brush:
         """What paints a head's cells, in pixels."""
@@ -327,12 +328,6 @@ class Axis:
 
     def _tone(self, i: int) -> float:
         return 0.92 if self._real[i] else DIM
-
-
-def count(n: int, what: str) -> str:
-    """`1 query`, `3 queries`."""
-    many = f"{what[:-1]}ies" if what.endswith("y") and what != "key" else f"{what}s"
-    return f"{n} {what if n == 1 else many}"
 
 
 def unmeasured(head: Head) -> str:

@@ -10,7 +10,8 @@ from pathlib import Path
 
 from attnviz.errors import printable
 from attnviz.render.heads_files import report_as_json
-from attnviz.render.heads_report import HeadReport, count, notable, summary
+from attnviz.render.heads_report import HeadReport, notable, summary
+from attnviz.wording import plural
 
 
 def write_page(report: HeadReport, path: Path, measure: str) -> None:
@@ -24,13 +25,13 @@ def write_page(report: HeadReport, path: Path, measure: str) -> None:
     data = json.dumps(document, ensure_ascii=True, allow_nan=False, separators=(",", ":"))
     facts = report.facts
     said = [
-        f"Means over {count(facts.get('rows', 0), 'query row')} of "
-        f"{count(facts.get('documents', 0), 'document')} "
-        f"({count(facts.get('tokens', 0), 'token')}).",
+        f"Means over {plural(facts.get('rows', 0), 'query row')} of "
+        f"{plural(facts.get('documents', 0), 'document')} "
+        f"({plural(facts.get('tokens', 0), 'token')}).",
         *summary(report),
     ]
     if facts.get("n_bad"):
-        said.append(f"{count(facts['n_bad'], 'document')} could not be measured.")
+        said.append(f"{plural(facts['n_bad'], 'document')} could not be measured.")
     sentences = notable(report)
     folder = files("attnviz.render") / "page_files"
     parts = {

@@ -9,9 +9,10 @@ import numpy as np
 
 from attnviz.measures.agreement import clustered
 from attnviz.render.fonts import Fonts
-from attnviz.render.heads_report import HeadReport, count
+from attnviz.render.heads_report import HeadReport
 from attnviz.render.labels import prose
 from attnviz.render.look import Look
+from attnviz.wording import plural
 
 THEMES = {"light": ("white", "#17191f"), "dark": ("#121418", "#e8eaee")}
 """Paper and ink."""
@@ -84,7 +85,7 @@ def draw_agreement(report: HeadReport, path: Path, look: Look) -> list[str]:
 
 def _of(report: HeadReport) -> str:
     """Whose heads they are, and over how much they were measured."""
-    return f"{prose(report.source, 40)}; {count(report.facts.get('documents', 0), 'document')}"
+    return f"{prose(report.source, 40)}; {plural(report.facts.get('documents', 0), 'document')}"
 
 
 def _figure(width: float, height: float, look: Look) -> tuple[Any, Any]:

@@ -19,6 +19,7 @@ from attnviz.measures.kinds import THRESHOLDS, HeadClass, classify, form_of
 from attnviz.render.console import flow, has_color, write
 from attnviz.render.tables import Paper, grid, widest
 from attnviz.render.visible import cells
+from attnviz.wording import plural
 
 Floats = npt.NDArray[np.float64]
 
@@ -119,18 +120,13 @@ class HeadReport:
     def meaning(self, name: str) -> str:
         """What a figure says, in a few words, with the numbers that were chosen."""
         if name == "near" and "near" in self.facts:
-            return f"share within {count(self.facts['near'], 'position')}"
+            return f"share within {plural(self.facts['near'], 'position')}"
         if name == "first_tokens" and "first_tokens" in self.facts:
-            return f"share on the first {count(self.facts['first_tokens'], 'token')}"
+            return f"share on the first {plural(self.facts['first_tokens'], 'token')}"
         label = name.removeprefix("gold ")
         if label != name:
             return f"share of the pairs labelled {printable(label, 40)} that the head finds"
         return GLOSSARY.get(name, "")
-
-
-def count(n: int, what: str) -> str:
-    """`1 document`, `2,000 documents`."""
-    return f"{n:,} {what}{'s' * (n != 1)}"
 
 
 def _order(value: float) -> float:
@@ -167,7 +163,7 @@ def sentence(report: HeadReport, head: tuple[int, int]) -> str | None:
 
 
 def _offset(offset: int | None) -> str:
-    return f"{count(abs(offset or 0), 'token')} {'back' if (offset or 0) < 0 else 'ahead'}"
+    return f"{plural(abs(offset or 0), 'token')} {'back' if (offset or 0) < 0 else 'ahead'}"
 
 
 def notable(report: HeadReport, few: int | None = FEW) -> list[str]:
@@ -229,7 +225,7 @@ def print_report(
     """The table of heads, the classes and the sentences."""
     paper = Paper.of(console)
     rows, documents = report.facts.get("rows", 0), report.facts.get("documents", 0)
-    over = f"means over {count(rows, 'query row')} of {count(documents, 'document')}"
+    over = f"means over {plural(rows, 'query row')} of {plural(documents, 'document')}"
     title = f"heads of {printable(report.source, 200)}: {over}"
     write(console, *flow([paper.text(title, "bold")], paper.width, "  "))
     columns = [name for name in (*COLUMNS, *OTHERS) if name in report.figures]
@@ -239,7 +235,7 @@ def print_report(
     _print_table(report, console, paper, columns, report.sorted_heads(sort)[:top])
     left_out = len(report.heads) - (top or len(report.heads))
     if left_out > 0:
-        more = paper.text(f"{count(left_out, 'more head')}; --top 0 shows all", "dim")
+        more = paper.text(f"{plural(left_out, 'more head')}; --top 0 shows all", "dim")
         write(console, *flow([more], paper.width, "  "))
     words = [_text(f"{printable(n, 40)}: {report.meaning(n)}", paper, "dim") for n in columns]
     write(console, *flow(words, min(paper.width, 100), "  "))

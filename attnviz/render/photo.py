@@ -15,12 +15,13 @@ import numpy.typing as npt
 
 from attnviz.errors import InputError
 from attnviz.render.explain import find_query
-from attnviz.render.furniture import MARGIN, Pair, Subject, count, draw_paragraph
+from attnviz.render.furniture import MARGIN, Pair, Subject, draw_paragraph
 from attnviz.render.look import Look
 from attnviz.render.overview import grid
 from attnviz.render.raster import rasterize, write_png
 from attnviz.render.sheet import COLOURS, Picture, Sheet, Text, palette
 from attnviz.result import Attention
+from attnviz.wording import plural
 
 Pixels = npt.NDArray[np.uint8]
 
@@ -210,7 +211,7 @@ class _Page:
             row, column = np.unravel_index(int(shares.argmax()), shares.shape)
             most = f"r{row}c{column} gets most, {shares.max():.2f}"
             said.append(f"{subject.name(layer, head)}: {most}")
-        heads = count(len(subject.pairs), "head")
+        heads = plural(len(subject.pairs), "head")
         return f"{title}, {heads}. {subject.caption}. {'; '.join(said)}."
 
 

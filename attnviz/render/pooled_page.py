@@ -51,6 +51,7 @@ from attnviz.render.one_file import (
 )
 from attnviz.result import Attention, RowStatistics
 from attnviz.trace import Step
+from attnviz.wording import plural
 
 PAGE = Kind(
     (
@@ -654,7 +655,7 @@ def _remarks(pooled: Attention, drawn: Attention, plan: RowPlan, size: int) -> l
         )
     most = _statistics(pooled).top_keys.shape[-1]
     if plan.top < most:
-        keys = f"{plan.top} largest key{'s' * (plan.top != 1)}" if plan.top else "no keys"
+        keys = plural(plan.top, "largest key") if plan.top else "no keys"
         left_out.append(f"it names {keys} of each row instead of {most}")
     if plan.rows > 1:
         left_out.append(f"its statistics are means of {plan.rows} rows")

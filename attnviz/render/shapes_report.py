@@ -13,6 +13,7 @@ from attnviz.errors import printable
 from attnviz.module_trace import ModuleStep, ModuleTrace
 from attnviz.render.console import flow, write
 from attnviz.render.tables import AXIS_COLORS, Paper, grid, widest
+from attnviz.wording import noun_for
 
 FORMAT, VERSION = "attnviz.module", 1
 
@@ -73,7 +74,7 @@ def _established(trace: ModuleTrace, paper: Paper) -> Text:
         return paper.text(f"{good}, and every softmax of scores runs along keys", "green")
     untold = trace.softmaxes - trace.along_keys
     return paper.text(
-        f"{good}; of {trace.softmaxes} softmax{'es' * (trace.softmaxes > 1)}, {untold} could not "
+        f"{good}; of {trace.softmaxes} {noun_for(trace.softmaxes, 'softmax')}, {untold} could not "
         "be followed to a sum with the values: whether it runs along keys is not known"
     )
 

@@ -42,6 +42,7 @@ from attnviz.render.terminal import (
     sides_of,
 )
 from attnviz.render.visible import notation, signed
+from attnviz.wording import plural
 
 RAMPS = {
     1: ("=", "-", " ", "+", "#"),
@@ -143,7 +144,7 @@ def _legend(
     remarks = ["rows: queries", "columns: keys"]
     for kind, which in ((ONLY_A, "A"), (ONLY_B, "B")):
         if n := int((drawn.verdicts.kinds == kind).sum()):
-            remarks.append(f"{n:,} cell{'s' * (n != 1)} allowed in {which} only")
+            remarks.append(f"{plural(n, 'cell')} allowed in {which} only")
     if plan.rows_a_label > 1:
         remarks.append(f"{plan.rows_a_label} queries a line: the label is the first one's")
     if plan.pools:

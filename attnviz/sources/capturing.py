@@ -29,6 +29,7 @@ from attnviz.sources.attention_modules import INTERFACE, OWN_CODE, TORCH, Place,
 from attnviz.sources.layer_trace import LayerTrace
 from attnviz.sources.spying import FORBIDDING, Spy, allowed_by, with_heads
 from attnviz.trace import Step
+from attnviz.wording import plural
 
 TAPS = ("q", "k", "v", "context")
 """What can be kept of a call beside its weights, mask and scale."""
@@ -483,7 +484,7 @@ def _spying(watch: _Watch, module: nn.Module) -> Callable[..., Any]:
             result = original(*args, **kwargs)
         n = len(spy.sights) + spy.pieces
         if len(spy.sights) != 1 and n:  # one whole map is the main one of ProphetNet's streams
-            watch.miss(module, f"computes its attention in {n} piece{'s' * (n > 1)}, not whole")
+            watch.miss(module, f"computes its attention in {plural(n, 'piece')}, not whole")
             return result
         for sight in spy.sights:
             weights, allowed = (with_heads(t, module) for t in (sight.weights, sight.allowed))

@@ -23,6 +23,7 @@ from attnviz.saved_runs import load
 from attnviz.sources.array_files import READERS, Array, Arrays, is_saved_run, read_arrays
 from attnviz.sources.token_rows import Given, Side, token_batches
 from attnviz.tokens import Batch
+from attnviz.wording import plural
 
 AXES = {"L": "layer", "B": "sequence", "H": "head", "Q": "query", "K": "key"}
 """The axes of attention, in the order of a result."""
@@ -176,7 +177,7 @@ def _letters(axes: str | None, shape: tuple[int, ...], has_layers: bool) -> list
         if own not in range(2, 6 - has_layers):
             many = "from 2 to 4 axes for a layer" if has_layers else "from 2 to 5 axes"
             raise InputError(
-                f"has {_count(own, 'axis', 'axes')}, shape {printable(list(shape[has_layers:]))}; "
+                f"has {plural(own, 'axis', 'axes')}, shape {printable(list(shape[has_layers:]))}; "
                 f"attention has {many}"
             )
         return [*("L" * has_layers), *USUAL[own].split()]
@@ -192,7 +193,7 @@ def _letters(axes: str | None, shape: tuple[int, ...], has_layers: bool) -> list
         raise InputError(f"cannot be read by {asked}: Q and K, queries and keys, are needed")
     if len(letters) != len(shape):
         raise InputError(
-            f"cannot be read by {asked}: it has {_count(len(shape), 'axis', 'axes')}, "
+            f"cannot be read by {asked}: it has {plural(len(shape), 'axis', 'axes')}, "
             f"shape {printable(list(shape))}"
         )
     return letters
@@ -219,13 +220,9 @@ def sizes_in_words(shape: Sequence[int]) -> str:
 
 
 def _sizes(sizes: dict[str, int]) -> str:
-    words = [_count(sizes[letter], AXES[letter]) for letter in "LBH" if letter in sizes]
-    queries, keys = _count(sizes["Q"], "query", "queries"), _count(sizes["K"], "key")
+    words = [plural(sizes[letter], AXES[letter]) for letter in "LBH" if letter in sizes]
+    queries, keys = plural(sizes["Q"], "query"), plural(sizes["K"], "key")
     return ", ".join([*words, f"{queries} × {keys}"])
-
-
-def _count(n: int, one: str, many: str = "") -> str:
-    return f"{n:,} {one if n == 1 else many or one + 's'}"
 
 
 # ── the array ────────────────────────────────────────────────────────────────────────────────
@@ -347,7 +344,7 @@ class BareArray:
         n = len(layers) * len(sequences) * len(heads)
         require_memory(
             shape[3] * shape[4] * dtype.itemsize * (n + 6),
-            f"{printable(self.path)}: {_count(n, 'head')} of {shape[3]} × {shape[4]}",
+            f"{printable(self.path)}: {plural(n, 'head')} of {shape[3]} × {shape[4]}",
             "choose fewer layers, heads or sequences",
         )
         attention = np.zeros(shape, dtype)  # what is not written to takes no memory

@@ -29,6 +29,7 @@ from attnviz.sources.run import Run
 from attnviz.sources.subwords import pieces_of, readable, respelled
 from attnviz.sources.towers import choose_layers, choose_tower, members, n_heads, tower_names
 from attnviz.tokens import Batch
+from attnviz.wording import noun_for
 
 
 @dataclass(frozen=True)
@@ -230,7 +231,7 @@ def _require_layers(
     missing = [number for number in numbers if number not in seen]
     if not missing:
         return
-    which = f"layer{'s' * (len(missing) > 1)} {','.join(map(str, missing))} of {loaded.source}"
+    which = f"{noun_for(len(missing), 'layer')} {','.join(map(str, missing))} of {loaded.source}"
     if not seen:
         raise InputError(f"{which} computed no attention weights that could be seen")
     if any_will_do:

@@ -13,6 +13,7 @@ from torch import Tensor
 from attnviz.errors import InputError
 from attnviz.result import Attention
 from attnviz.sources.capturing import TAPS, Call
+from attnviz.wording import noun_for
 
 SCORES = ("products", "scores", "position_bias", "biased")
 """Computed again from the q, k, scale and bias that were captured; checked against the weights."""
@@ -147,7 +148,7 @@ def mask_names(
         some = (
             ""
             if len(where) == len(calls)
-            else f" in layer{'s' * (len(where) > 1)} {','.join(map(str, where))}"
+            else f" in {noun_for(len(where), 'layer')} {','.join(map(str, where))}"
         )
         names.append(f"window {reach}{some}")
     if not key_valid.all() and _never(allowed, query_valid[:, :, None] & ~key_valid[:, None]):

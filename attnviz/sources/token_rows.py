@@ -9,6 +9,7 @@ from pathlib import Path
 from attnviz.errors import InputError, printable
 from attnviz.machine import require_memory
 from attnviz.tokens import PAD_SPELLINGS, Batch, Tokens, make_batch, read_tokens
+from attnviz.wording import plural
 
 Given = Path | Sequence[Sequence[str]]
 """A file of tokens, or the tokens of each sequence."""
@@ -64,8 +65,8 @@ def _rows(side: Side, batch: int, n_keys: int) -> list[Tokens] | None:
         name, rows = f"the {side.what}", [tuple(row) for row in side.tokens]
     if len(rows) not in (1, batch):
         raise InputError(
-            f"{name}: tokens of {_count(len(rows), 'sequence')}, "
-            f"and the array has {_count(batch, 'sequence')}"
+            f"{name}: tokens of {plural(len(rows), 'sequence')}, "
+            f"and the array has {plural(batch, 'sequence')}"
         )
     longest = max(map(len, rows))
     if longest > side.width or (longest < side.width and side.lengths is None):
@@ -73,7 +74,7 @@ def _rows(side: Side, batch: int, n_keys: int) -> list[Tokens] | None:
             "; --key-tokens names its keys" if side.what == "queries" and longest == n_keys else ""
         )
         raise InputError(
-            f"{name}: {_count(longest, 'token')}, and the array has {side.width} {side.what}{hint}"
+            f"{name}: {plural(longest, 'token')}, and the array has {side.width} {side.what}{hint}"
         )
     return rows if len(rows) == batch else rows * batch
 
@@ -97,7 +98,7 @@ def _real(side: Side, rows: list[Tokens] | None, batch: int, end: str) -> list[T
     for i, (row, n) in enumerate(zip(rows, lengths, strict=True)):
         if len(row) not in (n, side.width):
             raise InputError(
-                f"sequence {i} has {_count(len(row), 'token')}, and a length of {n} is given"
+                f"sequence {i} has {plural(len(row), 'token')}, and a length of {n} is given"
             )
         real.append(row[:n] if end == "right" else row[len(row) - n :])
     return real
@@ -107,8 +108,8 @@ def _checked(side: Side, batch: int) -> Sequence[int]:
     assert side.lengths is not None
     if len(side.lengths) != batch:
         raise InputError(
-            f"{_count(len(side.lengths), 'length')} given, "
-            f"and the array has {_count(batch, 'sequence')}"
+            f"{plural(len(side.lengths), 'length')} given, "
+            f"and the array has {plural(batch, 'sequence')}"
         )
     wrong = next((n for n in side.lengths if not 0 <= n <= side.width), None)
     if wrong is not None:
@@ -121,7 +122,3 @@ def _without_padding(row: Tokens, end: str) -> Tokens:
     if not real:
         return ()
     return row[: real[-1] + 1] if end == "right" else row[real[0] :]
-
-
-def _count(n: int, what: str) -> str:
-    return f"{n:,} {what}{'s' * (n != 1)}"

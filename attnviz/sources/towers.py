@@ -9,6 +9,7 @@ from torch import nn
 
 from attnviz.errors import ConfigError, InputError, printable
 from attnviz.sources.attention_modules import Place, places
+from attnviz.wording import noun_for
 
 HEAD_COUNTS = ("num_heads", "num_attention_heads", "n_heads", "n_head")
 
@@ -75,7 +76,7 @@ def choose_layers(
         if number not in known:
             there = f"{len(known)} layers, {known[0]} to {known[-1]}"
             if len(known) < known[-1] + 1 - known[0] or len(known) == 1:
-                there = f"attention in layer{'s' * (len(known) > 1)} {', '.join(map(str, known))}"
+                there = f"attention in {noun_for(len(known), 'layer')} {', '.join(map(str, known))}"
             raise ConfigError(f"--layers {number}: the {tower} has {there}")
     return tuple(sorted(set(wanted)))
 
