@@ -25,10 +25,10 @@ def layer_of(result: Attention, layer: int) -> LongAttention:
             "what its weights can be computed from"
         )
     kept = {name: torch.from_numpy(np.array(x[layer])) for name, x in result.kept.items()}
-    first, end, k = kept["first_key"], kept["end_key"], torch.arange(result.n_keys)
+    first, end = (result.kept[name][layer] for name in ("first_key", "end_key"))
     rule = Rule(
         " and ".join(result.masks) or "none",
-        lambda b, h, q, at: (k[at] >= first[b, q]) & (k[at] < end[b, q]),
+        lambda b, h, q, k: (k >= first[b, q]) & (k < end[b, q]),
         span=lambda b: (first[b], end[b]),
     )
     softcap = float(kept["softcap"])
@@ -53,14 +53,14 @@ def windows_of(
     weights = np.stack(
         [window(attention, rows, columns, b, h).cpu().float().numpy() for h in heads]
     )
-    first, end = (span[rows.start : rows.stop, None] for span in attention.spans(b))
-    q = torch.arange(rows.start, rows.stop)[:, None]
-    k = torch.arange(columns.start, columns.stop)
-    allowed = ((k >= first) & (k < end)).expand(len(heads), -1, -1).clone()
+    first, end = (span.numpy()[rows.start : rows.stop, None] for span in attention.spans(b))
+    q = np.arange(rows.start, rows.stop)[:, None]
+    k = np.arange(columns.start, columns.stop)
+    allowed = np.repeat(((k >= first) & (k < end))[None], len(heads), axis=0)
     for rule in attention.unbounded:
         for i, head in enumerate(heads):
-            allowed[i] &= rule.allows(torch.tensor(b), torch.tensor(head), q, k)
-    return weights, allowed.numpy()
+            allowed[i] &= rule.allows(b, head, q, k)
+    return weights, allowed
 
 
 Window = Callable[

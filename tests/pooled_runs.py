@@ -33,11 +33,10 @@ class Made:
         """(weights, allowed) `[Tq Tk]` in float64, by hand, the way a textbook has it."""
         a = self.layers[layer]
         q, k = (x[sequence, head].double().numpy() for x in (a.q, a.k))
-        at = torch.arange(a.queries)[:, None], torch.arange(a.keys)
+        at = np.arange(a.queries)[:, None], np.arange(a.keys)
         allowed = np.ones((a.queries, a.keys), bool)
         for rule in a.rules:
-            seen = rule.allows(torch.tensor(sequence), torch.tensor(head), *at)
-            allowed &= seen.expand(a.queries, a.keys).numpy()
+            allowed &= rule.allows(sequence, head, *at)
         scores = np.where(allowed, q @ k.T / np.sqrt(D_K), -np.inf)
         top = scores.max(-1, keepdims=True, initial=-1e300)
         powers = np.exp(scores - top)
@@ -64,14 +63,14 @@ def made(
     q_batch = make_batch(queries, pad_side=pad_side)
     k_batch = q_batch if keys is None else make_batch(keys, pad_side=pad_side)
     known = {
-        "causal": lambda: masks.causal(q_batch, k_batch),
-        "window": lambda: masks.window(7, q_batch, k_batch),
-        "prefix": lambda: masks.prefix(4, q_batch, k_batch),
-        "segments": lambda: masks.segments(q_batch, k_batch),
+        "causal": lambda: masks.rule("causal", q_batch, k_batch),
+        "window": lambda: masks.rule("window", q_batch, k_batch, 7),
+        "prefix": lambda: masks.rule("prefix", q_batch, k_batch, 4),
+        "segments": lambda: masks.rule("segments", q_batch, k_batch),
     }
     found = [known[name]() for name in rules]
     if len({len(row) for row in (keys or queries)}) > 1:
-        found.insert(0, masks.padding(k_batch))
+        found.insert(0, masks.rule("padding", k_batch, k_batch))
     named = tuple(rule.name for rule in found)
     attentions = tuple(
         _attention(

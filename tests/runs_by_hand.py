@@ -22,7 +22,7 @@ def run(dtype: str = "float32", cross: bool = False, keep: tuple[str, ...] = ())
     a = make_batch(queries, known, pad_side="left")
     b = make_batch(keys, known, pad_side="left") if cross else a
     config = AttentionConfig(17, 3, 11, 13, dtype=dtype)
-    rules = [masks.padding(b), masks.causal(a, b)]
+    rules = [masks.rule("padding", b, b), masks.rule("causal", a, b)]
     return from_config(config, a, b if cross else None, rules, keep).result
 
 

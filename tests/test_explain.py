@@ -90,15 +90,15 @@ def make(
     rules = [known[letter] for letter in mask]
     run = from_config(config, queries, others, rules, keep=keep)
     batch, heads, t_q, t_k = run.result.attention.shape[1:]
-    verdicts = [(r.name, masks.build([r], batch, heads, t_q, t_k).numpy()) for r in rules]
+    verdicts = [(r.name, masks.build([r], batch, heads, t_q, t_k)) for r in rules]
     return Made(run, tuple(verdicts))
 
 
 def _rules(queries: Batch, keys: Batch) -> dict[str, masks.Rule]:
     return {
-        "c": masks.causal(queries, keys),
-        "w": masks.window(3, queries, keys),
-        "p": masks.padding(keys),
+        "c": masks.rule("causal", queries, keys),
+        "w": masks.rule("window", queries, keys, 3),
+        "p": masks.rule("padding", keys, keys),
         "n": masks.Rule("nobody", lambda b, h, q, k: (k != k) & (q == q) & (b == b)),
     }
 

@@ -94,7 +94,7 @@ def test_the_table_is_standard_normal_and_apart_from_the_layer() -> None:
 @pytest.mark.parametrize("cross", [False, True])
 def test_kept_tensors_are_those_computed_by_hand(cross: bool) -> None:
     source = KEYS if cross else QUERIES
-    rules = [masks.padding(source), masks.causal(QUERIES, source)]
+    rules = [masks.rule("padding", source, source), masks.rule("causal", QUERIES, source)]
     run = from_config(CONFIG, QUERIES, KEYS if cross else None, rules, KEEPABLE)
     w = {name: tensor.numpy() for name, tensor in run.layers[0].state_dict().items()}
     table = Embedding(CONFIG, len(VOCABULARY)).weight.detach().numpy()
@@ -141,7 +141,7 @@ def test_kept_tensors_are_those_computed_by_hand(cross: bool) -> None:
 
 
 def test_the_facts_of_a_run() -> None:
-    run = from_config(CONFIG, QUERIES, KEYS, [masks.window(2, QUERIES, KEYS)])
+    run = from_config(CONFIG, QUERIES, KEYS, [masks.rule("window", QUERIES, KEYS, 2)])
     result = run.result
     assert result.masks == ("window 2",)
     assert result.source == "a layer from flags, untrained, seed 4"
@@ -162,7 +162,8 @@ def test_the_facts_of_a_run() -> None:
 def test_every_dtype_gives_the_same_maps_within_its_precision(dtype: str) -> None:
     def attention(name: str) -> np.ndarray:
         config = AttentionConfig.from_sizes(64, 4, dtype=name)
-        return from_config(config, QUERIES, rules=[masks.padding(QUERIES)]).result.attention
+        rules = [masks.rule("padding", QUERIES, QUERIES)]
+        return from_config(config, QUERIES, rules=rules).result.attention
 
     got = attention(dtype)
     assert got.dtype == {"bfloat16": "float32"}.get(dtype, dtype)
@@ -196,7 +197,8 @@ def test_untrained_heads_look_at_something_and_differ(positions: str) -> None:
 
 def test_a_batch_with_an_empty_sequence() -> None:
     batch = make_batch([tuple("abcde"), tuple("abcd"), ("a",), ()], VOCABULARY)
-    result = from_config(CONFIG, batch, rules=[masks.padding(batch)], keep=KEEPABLE).result
+    rules = [masks.rule("padding", batch, batch)]
+    result = from_config(CONFIG, batch, rules=rules, keep=KEEPABLE).result
     for name, array in arrays_of(result).items():
         assert np.isfinite(array).all(), name
     assert (result.attention[0, 3] == 0).all()
@@ -210,7 +212,8 @@ def test_the_order_of_sequences_does_not_matter(order: list[int]) -> None:
 
     def attention(sequences: list[tuple[str, ...]]) -> np.ndarray:
         batch = make_batch(sequences, VOCABULARY)
-        return from_config(CONFIG, batch, rules=[masks.padding(batch)]).result.attention[0]
+        rules = [masks.rule("padding", batch, batch)]
+        return from_config(CONFIG, batch, rules=rules).result.attention[0]
 
     moved = attention([tokens[i] for i in order])
     np.testing.assert_allclose(moved, attention(tokens)[order], atol=1e-14)

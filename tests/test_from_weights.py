@@ -210,7 +210,7 @@ def checkpoint(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPath
 
 
 def causal(weights: Weights, batch: Batch) -> list[masks.Rule]:
-    return [masks.causal(batch, batch)] if weights.is_causal else []
+    return [masks.rule("causal", batch, batch)] if weights.is_causal else []
 
 
 @pytest.mark.parametrize("number", [0, 1])
@@ -273,7 +273,7 @@ def test_the_steps_at_any_size_are_those_of_the_run(checkpoint: Any) -> None:
     first = find_layers(list(open_weight_file(folder).entries))[0].place
     weights = opened(folder, prefix=first)
     batch = batch_of(BATCH, hidden[0].shape[1])
-    rules = [masks.causal(batch, batch)]
+    rules = [masks.rule("causal", batch, batch)]
     run = from_weights(weights, batch, None, rules, (), Inputs(hidden[0].float()))
     steps, sizes = steps_of(weights, {"B": BATCH, "Tq": batch.width}, 1, embeds=False)
     assert steps == run.steps
@@ -554,11 +554,12 @@ def test_own_layers_come_back_and_run_one_after_the_other(n: int, cross: bool) -
     queries = make_batch([tuple("abcab"), tuple("fe")], WORDS)
     keys = make_batch([tuple("fed"), tuple("abc")], WORDS) if cross else None
     source = queries if keys is None else keys
-    rules = [masks.padding(source)]
+    rules = [masks.rule("padding", source, source)]
     run = from_weights(weights, queries, keys, rules, ["output"])
     x = table[torch.from_numpy(queries.ids)]
     y = None if keys is None else table[torch.from_numpy(keys.ids)]
-    allowed = masks.build(rules, 2, 4, queries.width, source.width)
+    built = masks.build(rules, 2, 4, queries.width, source.width)
+    allowed = None if built is None else torch.from_numpy(built)
     with torch.no_grad():
         for i, layer in enumerate(layers):
             x, expected = layer(x, y, allowed=allowed)
@@ -825,7 +826,7 @@ def test_a_key_of_the_layers_own_wants_the_padding_first() -> None:
     def run(side: str) -> Run:
         batch = make_batch([tuple("abc"), tuple("b")], pad_side=side)
         inputs = Inputs(random(2, 3, D_MODEL))
-        return from_weights(weights, batch, None, [masks.padding(batch)], (), inputs)
+        return from_weights(weights, batch, None, [masks.rule("padding", batch, batch)], (), inputs)
 
     with pytest.raises(InputError) as caught:
         run("right")

@@ -39,7 +39,7 @@ def texts(*lengths: int, side: str = "right") -> Batch:
 
 
 def rules_of(batch: Batch) -> list[Rule]:
-    return [masks.padding(batch), masks.causal(batch, batch)]
+    return [masks.rule("padding", batch, batch), masks.rule("causal", batch, batch)]
 
 
 def pooled_by_hand(result: Attention, cells: int) -> np.ndarray:
@@ -56,7 +56,7 @@ def pooled_by_hand(result: Attention, cells: int) -> np.ndarray:
 
 def run(config: AttentionConfig, batch: Batch, keys: Batch | None = None) -> Attention:
     pooler = Pooler(Pooling(13, top=3), 1, lambda done, total: None, None)
-    rules = rules_of(batch) if keys is None else [masks.padding(keys)]
+    rules = rules_of(batch) if keys is None else [masks.rule("padding", keys, keys)]
     done = long_from_config(config, batch, keys, rules, Pooling(13), pooler.each)
     return pooler.result(batch, batch if keys is None else keys, done.facts)
 
@@ -84,7 +84,7 @@ def test_cross_attention() -> None:
     vocabulary = ("[PAD]", "[SEP]", *(f"w{i}" for i in range(13)))
     queries = make_batch([tuple(f"w{i % 13}" for i in range(n)) for n in (61, 30)], vocabulary)
     keys = make_batch([tuple(f"w{i % 7}" for i in range(n)) for n in (40, 43)], vocabulary)
-    whole = from_config(config, queries, keys, [masks.padding(keys)]).result
+    whole = from_config(config, queries, keys, [masks.rule("padding", keys, keys)]).result
     pooled = run(config, queries, keys)
     assert pooled.is_cross
     assert pooled.cells == (5, 4)
@@ -163,7 +163,7 @@ def test_q_and_k_are_lent_to_a_page_where_they_tell_the_weights() -> None:
     config = AttentionConfig.from_sizes(**SIZES)
     batch = texts(31)
     dense = from_array(np.tri(31, dtype=bool), "tri", 1, 6, 31, 31)
-    for rules, kept in (([masks.causal(batch, batch)], True), ([dense], False)):
+    for rules, kept in (([masks.rule("causal", batch, batch)], True), ([dense], False)):
         pooling = Pooling(13, lend=True)
         pooler = Pooler(pooling, 1, lambda done, total: None, None)
         done = long_from_config(config, batch, None, rules, pooling, pooler.each)

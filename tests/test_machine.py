@@ -157,7 +157,7 @@ source.require_memory = lambda n, what, instead: needed.append(n)
 def run(batch, width, dtype, d_model, n_heads, d_k, d_v):
     text = make_batch([tuple(f"t{i}" for i in range(width))] * batch)
     config = AttentionConfig(d_model, n_heads, d_k, d_v, dtype=dtype)
-    source.from_config(config, text, rules=[masks.causal(text, text)])
+    source.from_config(config, text, rules=[masks.rule("causal", text, text)])
 
 def taken():  # not ru_maxrss, which a child inherits from its parent
     return psutil.Process().memory_info().rss

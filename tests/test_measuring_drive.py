@@ -50,7 +50,7 @@ OPTIONS = Options((*DEFAULT, "agreement"))
 
 @pytest.fixture
 def source() -> Layers:
-    return open_layer(SIZES, WORDS, Reading(causal=True))
+    return open_layer(SIZES, WORDS, Reading(masks=(("causal", True),)))
 
 
 def corpus_of(path: Path, documents: int, bad: Sequence[int] = ()) -> Corpus:
@@ -144,8 +144,8 @@ class Stopping(Layers):
 
 
 def stopping(after: int) -> Stopping:
-    plain = open_layer(SIZES, WORDS, Reading(causal=True))
-    made = Stopping(plain._layers, plain._embedding, WORDS, Reading(causal=True), "")
+    plain = open_layer(SIZES, WORDS, Reading(masks=(("causal", True),)))
+    made = Stopping(plain._layers, plain._embedding, WORDS, Reading(masks=(("causal", True),)), "")
     made.left = after
     return made
 
@@ -282,10 +282,12 @@ def test_ranges_of_shards() -> None:
 
 
 def test_what_tells_sources_apart() -> None:
-    one = partial(open_layer, SIZES, WORDS, Reading(causal=True))
+    one = partial(open_layer, SIZES, WORDS, Reading(masks=(("causal", True),)))
     other = partial(open_layer, SIZES, WORDS, Reading())
     assert describe(one) != describe(other)
-    assert describe(one) == describe(partial(open_layer, SIZES, WORDS, Reading(causal=True)))
+    assert describe(one) == describe(
+        partial(open_layer, SIZES, WORDS, Reading(masks=(("causal", True),)))
+    )
 
 
 # ── Ray ──────────────────────────────────────────────────────────────────────────────────────
@@ -301,7 +303,7 @@ def ray_of_two() -> Iterator[None]:
     ray.shutdown()
 
 
-OPENING = partial(open_layer, SIZES, WORDS, Reading(causal=True))
+OPENING = partial(open_layer, SIZES, WORDS, Reading(masks=(("causal", True),)))
 
 
 @pytest.mark.usefixtures("ray_of_two")
@@ -348,8 +350,8 @@ class Spoiled(Layers):
 
 
 def spoiled_opening() -> Layers:
-    plain = open_layer(SIZES, WORDS, Reading(causal=True))
-    return Spoiled(plain._layers, plain._embedding, WORDS, Reading(causal=True), "")
+    plain = open_layer(SIZES, WORDS, Reading(masks=(("causal", True),)))
+    return Spoiled(plain._layers, plain._embedding, WORDS, Reading(masks=(("causal", True),)), "")
 
 
 @pytest.mark.usefixtures("ray_of_two")
@@ -396,8 +398,8 @@ def test_signals_wait_for_the_start_of_ray() -> None:
 
 def slow_opening(folder: Path) -> Slow:
     """Opens a source that tells its process, and takes its time."""
-    plain = open_layer(SIZES, WORDS, Reading(causal=True))
-    made = Slow(plain._layers, plain._embedding, WORDS, Reading(causal=True), "")
+    plain = open_layer(SIZES, WORDS, Reading(masks=(("causal", True),)))
+    made = Slow(plain._layers, plain._embedding, WORDS, Reading(masks=(("causal", True),)), "")
     made.folder = folder
     return made
 

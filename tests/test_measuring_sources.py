@@ -28,7 +28,7 @@ from attnviz.corpus.rolling import layer_means, rolled
 from attnviz.corpus.saved import Saved
 from attnviz.corpus.source import Ready, Source
 from attnviz.errors import ConfigError, InputError
-from attnviz.masks import causal
+from attnviz.masks import rule
 from attnviz.measures.block import Block
 from attnviz.measures.flow import rollout
 from attnviz.saved_runs import load, save
@@ -68,12 +68,12 @@ def attended(source: Source, *documents: Document) -> list[Block]:
 
 
 def test_a_layer_from_flags_is_that_of_run() -> None:
-    source = open_layer(config(), WORDS, Reading(causal=True))
+    source = open_layer(config(), WORDS, Reading(masks=(("causal", True),)))
     documents = [Document(3, "", text(11)), Document(4, "", text(7, 1))]
     (block,) = attended(source, *documents)
     tokens = [tuple(str(document.content).split()) for document in documents]
     batch = make_batch(tokens, WORDS)
-    run = from_config(config(), batch, None, [causal(batch, batch)]).result
+    run = from_config(config(), batch, None, [rule("causal", batch, batch)]).result
     np.testing.assert_allclose(block.weights[0], run.attention[0, 0], atol=1e-14)
     np.testing.assert_allclose(
         block.weights[1, :, :7, :7], run.attention[0, 1, :, :7, :7], atol=1e-14
@@ -95,7 +95,7 @@ def test_a_long_text_in_blocks_has_the_weights_of_the_whole(
 ) -> None:
     sizes = config(positions=positions, n_heads=2, n_kv_heads=heads, d_k=8, d_model=16)
     two = [MultiHeadAttention(sizes), MultiHeadAttention(config(**{**sizes.as_dict(), "seed": 5}))]
-    reading = Reading(causal=True, window=300)
+    reading = Reading(masks=(("causal", True), ("window", 300)))
     source = Layers(two, Embedding(sizes, len(WORDS)), WORDS, reading, "two")
     whole = attended(source, Document(0, "", text(523)))
     assert [block.weights.shape for block in whole] == [(1, 2, 523, 523)] * 2
@@ -113,7 +113,7 @@ def test_a_long_text_in_blocks_has_the_weights_of_the_whole(
 
 
 def test_what_a_reading_makes_of_documents() -> None:
-    reading = Reading(max_len=3, prefix=2, segments=True)
+    reading = Reading(max_len=3, masks=(("prefix", 2), ("segments", True)))
     assert reading.tokens(Document(0, "", "a b c d")) == (("a", "b", "c"), True)
     assert reading.tokens(Document(0, "", ("a b", "c"))) == (("a b", "c"), False)
     with pytest.raises(InputError, match=r"^has no tokens$"):

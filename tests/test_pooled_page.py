@@ -218,7 +218,9 @@ TEXT = tuple(SEP if i % 11 == 10 else f"t{i}" for i in range(53))
 
 
 @pytest.mark.parametrize("keep", [False, True])
-@pytest.mark.parametrize("rules", [(), ("causal",), ("causal", "window"), ("prefix",)])
+@pytest.mark.parametrize(
+    "rules", [(), ("causal",), ("causal", "window"), ("prefix",), ("causal", "segments")]
+)
 @pytest.mark.parametrize("side", ["left", "right"])
 def test_spans_are_those_of_the_masks(
     rules: tuple[str, ...], side: str, keep: bool, tmp_path: Path
@@ -236,14 +238,12 @@ def test_spans_are_those_of_the_masks(
 def test_spans_are_not_made_up(tmp_path: Path) -> None:
     run = made([TEXT], rules=("causal", "segments"))
     assert run.run.masks == ("causal", "segments")
-    assert spans_of(run.run, 0, 0) is None
-    assert written(run, tmp_path).head(0, 0)["spans"] is None
-    kept = spans_of(made([TEXT], rules=("causal", "segments"), keep=True).run, 0, 0)
-    assert kept is not None
-    allowed = run.whole(0, 0, 0)[1]
-    assert np.array_equal(np.where(allowed.any(1), allowed.argmax(1), kept[0]), kept[0])
-    liar = replace(run.run, masks=("causal",))  # as of a model whose layers differ
-    assert spans_of(liar, 0, 0) is None
+    assert spans_of(run.run, 0, 0) is not None
+    # a model whose layers differ, and a mask whose name does not say what it forbids
+    for masks in (("causal",), ("causal", "file m.npy (1 = keep)")):
+        liar = replace(run, run=replace(run.run, masks=masks))
+        assert spans_of(liar.run, 0, 0) is None
+        assert written(liar, tmp_path).head(0, 0)["spans"] is None
 
 
 # ── parts at full resolution ─────────────────────────────────────────────────────────────────

@@ -33,7 +33,7 @@ def long_run(pixels: int = 61, side: str = "right") -> Attention:
     attention = LongAttention(
         torch.randn(2, 3, 610, 8, generator=generator),
         torch.randn(2, 3, 610, 8, generator=generator),
-        (masks.padding(batch), masks.causal(batch, batch), real_rows(batch)),
+        (masks.rule("padding", batch, batch), masks.rule("causal", batch, batch), real_rows(batch)),
         query_starts=starts,
         key_starts=starts,
     )

@@ -60,7 +60,7 @@ def whole(a: LongAttention) -> Whole:
         slopes = a.slopes.double().numpy()
         scores = scores - slopes[None, :, None, None] * np.abs(distance)[:, None]
     built = masks.build(a.rules, batch, heads, queries, keys)
-    allowed = np.ones((1, 1, 1, 1), bool) if built is None else built.numpy()
+    allowed = np.ones((1, 1, 1, 1), bool) if built is None else built
     allowed = np.broadcast_to(allowed, scores.shape)
     sinks = np.full(heads, -np.inf) if a.sinks is None else a.sinks.double().numpy()
     sinks = sinks[None, :, None]
@@ -169,11 +169,11 @@ def attentions(draw: st.DrawFn) -> LongAttention:
     n = draw(st.integers(1, 9))
     dense = normal(queries.size, heads, queries.width, keys.width).numpy() > -0.5
     known = [
-        masks.padding(keys),
-        masks.causal(queries, keys),
-        masks.window(n, queries, keys),
-        masks.prefix(n, queries, keys),
-        masks.segments(queries, keys),
+        masks.rule("padding", keys, keys),
+        masks.rule("causal", queries, keys),
+        masks.rule("window", queries, keys, n),
+        masks.rule("prefix", queries, keys, n),
+        masks.rule("segments", queries, keys),
         masks.from_array(dense, "dense", *dense.shape),
         masks.from_array(dense[0, 0], "dense", *dense.shape),
     ]
@@ -222,14 +222,14 @@ def big_cases() -> dict[str, LongAttention]:
     starts = list(map(int, two.starts))
     q, k = random(1, 2, 4093, 64), random(1, 1, 4093, 64, seed=1)
     return {
-        "causal": LongAttention(q, k, (masks.causal(one, one),)),
-        "window": LongAttention(q[:, :1], k, (masks.window(389, one, one),)),
-        "segments": LongAttention(q[:, :1], k, (masks.segments(pieces, pieces),)),
-        "prefix": LongAttention(q[:, :1], k, (masks.prefix(1777, one, one),)),
+        "causal": LongAttention(q, k, (masks.rule("causal", one, one),)),
+        "window": LongAttention(q[:, :1], k, (masks.rule("window", one, one, 389),)),
+        "segments": LongAttention(q[:, :1], k, (masks.rule("segments", pieces, pieces),)),
+        "prefix": LongAttention(q[:, :1], k, (masks.rule("prefix", one, one, 1777),)),
         "left padding": LongAttention(
             random(2, 1, 2111, 32),
             random(2, 1, 2111, 32, seed=1),
-            (masks.padding(two), masks.causal(two, two)),
+            (masks.rule("padding", two, two), masks.rule("causal", two, two)),
             query_starts=starts,
             key_starts=starts,
         ),
@@ -260,7 +260,9 @@ def test_thousands_of_tokens(name: str) -> None:
 def test_a_thousand_pixels_of_4096_tokens() -> None:
     tokens = text(4096)
     a = LongAttention(
-        random(1, 1, 4096, 64), random(1, 1, 4096, 64, seed=1), (masks.causal(tokens, tokens),)
+        random(1, 1, 4096, 64),
+        random(1, 1, 4096, 64, seed=1),
+        (masks.rule("causal", tokens, tokens),),
     )
     pooled = pool(a)
     assert (pooled.cells, pooled.mean.shape, pooled.near) == ((4, 4), (1, 1, 1024, 1024), 64)
@@ -302,7 +304,7 @@ def test_nan_reaches_the_rows_that_may_see_it_and_no_others() -> None:
     tokens = text(600)
     k = random(1, 1, 600, 8, seed=1)
     k[0, 0, 401, 3] = torch.nan
-    a = LongAttention(random(1, 1, 600, 8), k, (masks.causal(tokens, tokens),))
+    a = LongAttention(random(1, 1, 600, 8), k, (masks.rule("causal", tokens, tokens),))
     weights = window(a, range(600), range(600))
     assert weights[:401].isfinite().all()
     np.testing.assert_allclose(weights[:401].sum(1), 1.0, rtol=1e-6)
@@ -321,7 +323,7 @@ def test_a_window_has_the_bits_of_the_whole(threads: int) -> None:
     a = LongAttention(
         random(1, 2, 1201, 16),
         random(1, 1, 1201, 16, seed=1),
-        (masks.causal(tokens, tokens),),
+        (masks.rule("causal", tokens, tokens),),
         sinks=torch.tensor([0.5, 2.0]),
     )
     before = torch.get_num_threads()
@@ -365,7 +367,7 @@ def test_16384_tokens_every_row_sums_to_1_and_cells_are_exact() -> None:
     length = 16384
     tokens = text(length)
     q, k = random(1, 1, length, 64), random(1, 1, length, 64, seed=1)
-    a = LongAttention(q, k, (masks.causal(tokens, tokens),))
+    a = LongAttention(q, k, (masks.rule("causal", tokens, tokens),))
     rng = np.random.default_rng(0)
     rows = np.sort(rng.integers(0, length, 1000))
     columns = rng.integers(0, rows + 1)
@@ -414,7 +416,7 @@ def test_blocks_that_are_forbidden_whole_are_never_computed(
     monkeypatch.setattr(Head, "scores", watched)
     tokens = text(4096)
     q = random(1, 1, 4096, 8)
-    pool(LongAttention(q, q, (masks.window(64, tokens, tokens),)), 64, statistics=False)
+    pool(LongAttention(q, q, (masks.rule("window", tokens, tokens, 64),)), 64, statistics=False)
     assert sorted({row for row, _, _ in made}) == list(range(0, 4096, 256))
     assert all(row - 64 <= start < stop <= row + 256 for row, start, stop in made)
     assert sum(stop - start for _, start, stop in made) <= 4096 + 16 * 64
@@ -425,7 +427,7 @@ def test_progress_counts_what_is_computed() -> None:
     a = LongAttention(
         random(2, 3, 1000, 8),
         random(2, 3, 1000, 8),
-        (masks.padding(tokens), masks.causal(tokens, tokens)),
+        (masks.rule("padding", tokens, tokens), masks.rule("causal", tokens, tokens)),
     )
     seen: list[tuple[int, int]] = []
     pool(a, 100, statistics=False, progress=lambda done, total: seen.append((done, total)))

@@ -20,7 +20,7 @@ from rich.text import Text
 from attnviz.architectures import from_dict
 from attnviz.config import AttentionConfig
 from attnviz.machine import human_bytes
-from attnviz.masks import causal, padding
+from attnviz.masks import rule
 from attnviz.measures import MEASURES, measure, measure_all
 from attnviz.render import tables
 from attnviz.render.visible import cells, notation
@@ -80,7 +80,8 @@ def run() -> Run:
     """Batch 3 with an empty sequence, 5 heads, d_k 7: no two sizes alike but Tq and Tk."""
     batch = make_batch([("the", "cat", "sat", "on"), ("a", "dog"), ()])
     config = AttentionConfig(d_model=35, n_heads=5, d_k=7, d_v=7)
-    return from_config(config, batch, None, [padding(batch), causal(batch, batch)])
+    rules = [rule(name, batch, batch) for name in ("padding", "causal")]
+    return from_config(config, batch, None, rules)
 
 
 def cross_run() -> Run:

@@ -233,7 +233,7 @@ def test_the_shadow_with_true_sizes_is_the_run(
     full = torch.ones(1, heads, a.width, b.width, dtype=torch.bool).numpy()
     rules = {
         "none": [],
-        "self": [masks.causal(a, b)],
+        "self": [masks.rule("causal", a, b)],
         "per head": [masks.from_array(full, "m", batch, heads, a.width, b.width)],
     }[mask]
     run = from_config(config, a, b if cross else None, rules)

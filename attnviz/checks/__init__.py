@@ -16,10 +16,6 @@ def check(
     weights: Any,
     *,
     axes: str | None = None,
-    causal: bool = False,
-    window: int | None = None,
-    prefix: int | None = None,
-    segments: bool = False,
     mask: Any = None,
     mask_name: str = "given",
     padding_mask: Any = None,
@@ -33,6 +29,7 @@ def check(
     expect: Sequence[Any] | None = None,
     context: Any = None,
     positions: str = "none",
+    **masks: Any,
 ) -> Report:
     """Check attention weights, and return what was found; nothing found raises.
 
@@ -41,8 +38,6 @@ def check(
             of them with one for each layer (as transformers returns them), or an
             `Attention`, whose own mask is then one of those that must be obeyed.
         axes: the order of the axes where it is another, `"B Q K H"` say.
-        causal, window, prefix, segments: masks that the weights must obey, as `attnviz run` has
-            them; together with the others by "and".
         mask: bool, True where a query may look: `[Tq Tk]`, `[B Tq Tk]` or `[B H Tq Tk]`.
         padding_mask: `[B Tk]`, True (1) on real tokens; or `lengths` `[B]` and `pad_side`. Rows of
             padding are not checked, but for NaN and infinity.
@@ -53,6 +48,8 @@ def check(
             `[B H T d_k]`, `[B T H d_k]`, `[B T H·d_k]`, with or without B, or L in front.
         context: weights · V as the code made it, compared with what `weights` and v give.
         positions: "rope" where q and k were saved before they were rotated.
+        masks: that the weights must obey, by the names of `attnviz run`'s flags: `causal=True`,
+            `window=3`, `prefix=2`, `segments=True`; together with the others by "and".
 
     Raises:
         InputError: sizes that do not fit each other, or other numbers than floats.
@@ -60,7 +57,7 @@ def check(
     """
     from attnviz.checks.given import lengths_of, make_subject
     from attnviz.checks.recompute import read_given
-    from attnviz.checks.told import with_masks
+    from attnviz.checks.told import mask_settings, with_masks
 
     if padding_mask is not None and lengths is not None:
         raise ConfigError("lengths and padding_mask both tell the padding; give one of them")
@@ -72,7 +69,7 @@ def check(
         of_keys, side = lengths_of(padding_mask, batch, keys)
         of_queries = of_keys if queries == keys and lengths is None else lengths
         subject = make_subject(weights, axes, of_queries, of_keys, side, tokens, key_tokens)
-    subject = with_masks(subject, causal, window, prefix, segments, mask, mask_name)
+    subject = with_masks(subject, mask_settings(masks, mask, mask_name))
     given = None
     if expect is not None or context is not None:
         given = read_given(subject, expect, context, positions)

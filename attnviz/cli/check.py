@@ -16,7 +16,6 @@ from attnviz.cli.facts import print_facts
 from attnviz.cli.files import Staging
 from attnviz.cli.options import (
     MASK,
-    MASK_MEANINGS,
     OUTPUT,
     ArrayFlags,
     ObeyedFlags,
@@ -25,6 +24,7 @@ from attnviz.cli.options import (
     spread,
 )
 from attnviz.errors import ConfigError, InputError, OutputError, printable, why_unreadable
+from attnviz.masks import notes_on
 
 if TYPE_CHECKING:
     from attnviz.checks.recompute import Given
@@ -219,18 +219,10 @@ def _open(file: Path, array: ArrayFlags, masking: ObeyedFlags) -> _Opened:
     else:
         subject = _bare(found, array, masking)
         notices += found.notices
-    mask, name = None, ""
-    if masking.mask is not None:
-        from attnviz.masks import read_mask
-
-        mask, name = read_mask(masking.mask, masking.mask_means)
-        may = "may" if masking.mask_means == "keep" else "may not"
-        other = MASK_MEANINGS[masking.mask_means == "keep"]
-        notices.append(f"mask {name}: 1 means {may} look; --mask-means {other} for the opposite")
-    subject = with_masks(
-        subject, masking.causal, masking.window, masking.prefix, masking.segments, mask, name
-    )
-    if subject.queries.before is not None and (masking.causal or masking.window or masking.prefix):
+    settings = masking.settings()
+    subject = with_masks(subject, settings)
+    notices += notes_on(settings, subject.queries, subject.keys)
+    if subject.queries.before is not None and masking.by_position:
         notices.append(
             f"{subject.queries.width} queries stand at the end of {subject.keys.width} keys, as "
             "after a cache"
@@ -249,9 +241,9 @@ def _bare(found: Any, array: ArrayFlags, masking: ObeyedFlags) -> Subject:
     side = array.pad_side
     _, batch, _, n_queries, n_keys = found.shape
     if masking.padding_mask is not None:
-        from attnviz.masks import read_mask
+        from attnviz.mask_files import read_mask
 
-        mask, _ = read_mask(masking.padding_mask, masking.mask_means)
+        mask, _, _ = read_mask(masking.padding_mask, masking.mask_means)
         key_lengths, side = lengths_of(mask, batch, n_keys)
         lengths = key_lengths if n_queries == n_keys else None
     queries, keys = found.batches(array.tokens, array.key_tokens, lengths, key_lengths, side)

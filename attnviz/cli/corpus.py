@@ -25,6 +25,7 @@ from attnviz.config import DEVICES, DTYPES
 from attnviz.corpus.documents import Corpus, Document, find_files, has_fields
 from attnviz.errors import ConfigError, InputError, printable
 from attnviz.machine import require_memory
+from attnviz.masks import FILE, MASKS
 from attnviz.tokens import TOKENIZERS, make_vocabulary
 
 if TYPE_CHECKING:
@@ -121,8 +122,9 @@ def make_opening(
 
     `say` takes remarks.
     """
-    if masking.mask is not None:
-        raise ConfigError("--mask FILE fits one batch of texts, and a corpus has many")
+    files = [mask.flag for mask in MASKS if mask.takes == FILE and mask.name in masking.asked]
+    if files:
+        raise ConfigError(f"{files[0]} FILE fits one batch of texts, and a corpus has many")
     if masking.padding_mask is not None:
         raise ConfigError("--padding-mask: padding is never looked at in a corpus")
     if flags.saved:
@@ -142,10 +144,7 @@ def make_opening(
     reading = Reading(
         flags.tokenizer,
         model.max_len,
-        masking.causal,
-        masking.window,
-        masking.prefix,
-        masking.segments,
+        tuple(masking.asked.items()),
     )
     if weights.weights is not None:
         from attnviz.cli.weights_source import WeightsSource

@@ -19,6 +19,7 @@ from attnviz.cli.options import (
 )
 from attnviz.cli.progress import Work
 from attnviz.cli.source import open_source
+from attnviz.masks import build
 
 EXAMPLES = """Examples:
 
@@ -61,7 +62,6 @@ def explain(
 
     import numpy as np
 
-    from attnviz.masks import build
     from attnviz.render import explain as numbers
     from attnviz.render.console import make_console
     from attnviz.render.explain_page import print_explanation
@@ -75,7 +75,7 @@ def explain(
         allowed = build([rule], queries.size, source.n_heads, queries.width, keys.width)
         assert allowed is not None  # there is a rule
         beside = run.result.attention.shape[4] - keys.width  # the layer's own keys: never forbidden
-        verdict = np.pad(allowed.numpy(), [(0, 0)] * 3 + [(0, beside)], constant_values=True)
+        verdict = np.pad(allowed, [(0, 0)] * 3 + [(0, beside)], constant_values=True)
         verdicts.append((rule.name, verdict))
     w_o = run.layers[layer_number].w_o if run.layers else None
     explanation = numbers.explain(

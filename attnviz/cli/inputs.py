@@ -11,13 +11,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from attnviz import tokens as batches
-from attnviz.cli.options import MASK_MEANINGS, InputFlags, MaskFlags
+from attnviz.cli.options import InputFlags, MaskFlags
 from attnviz.errors import InputError, printable
+from attnviz.masks import Rule, notes_on, rules_from
 from attnviz.wording import plural
 
 if TYPE_CHECKING:
     from attnviz.config import AttentionConfig
-    from attnviz.masks import Rule
     from attnviz.tokens import Batch, Reading
 
 BUILT_IN = "The animal didn't cross the street because it was too tired."
@@ -106,36 +106,10 @@ def make_long_batches(flags: InputFlags, text: TextInput) -> tuple[Batch, Batch 
 def make_rules(
     flags: MaskFlags, queries: Batch, keys: Batch | None, n_heads: int
 ) -> tuple[list[Rule], list[str]]:
-    """The rules that the flags ask for, and remarks about them."""
-    from attnviz import masks
-
-    source = queries if keys is None else keys
-    rules, notices = [], []
-    if flags.padding_mask or (flags.padding_mask is None and not source.valid.all()):
-        rules.append(masks.padding(source))
-    if flags.causal:
-        rules.append(masks.causal(queries, source))
-    if flags.window is not None:
-        rules.append(masks.window(flags.window, queries, source))
-    if flags.prefix is not None:
-        rules.append(masks.prefix(flags.prefix, queries, source))
-        if flags.causal:
-            notices.append(
-                f"--causal forbids what --prefix {flags.prefix} allows; --prefix alone is causal "
-                "after its prefix"
-            )
-    if flags.segments:
-        rules.append(masks.segments(queries, source))
-        if not any(batches.SEP in tokens for tokens in (*queries.tokens, *source.tokens)):
-            notices.append(f"--segments: no {batches.SEP} in the text, so all is one segment")
-    if flags.mask is not None:
-        array, name = masks.read_mask(flags.mask, flags.mask_means)
-        size = (queries.size, n_heads, queries.width, source.width)
-        rules.append(masks.from_array(array, name, *size))
-        other = MASK_MEANINGS[flags.mask_means == "keep"]
-        may = "may" if flags.mask_means == "keep" else "may not"
-        notices.append(f"mask {name}: 1 means {may} look; --mask-means {other} for the opposite")
-    return rules, notices
+    """The rules that the flags ask for, and notes on them."""
+    source, settings = queries if keys is None else keys, flags.settings()
+    rules = rules_from(settings, queries, source, n_heads)
+    return rules, notes_on(settings, queries, source)
 
 
 def named_files(texts: Iterable[str]) -> list[str]:

@@ -9,7 +9,7 @@ import re
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar, get_type_hints
 
 import typer
 
@@ -17,6 +17,7 @@ from attnviz import tokens as batch
 from attnviz.cli.files import DEFAULT_FOLDER, kind_of
 from attnviz.config import POSITIONS, AttentionConfig, check_size, choice
 from attnviz.errors import ConfigError, printable
+from attnviz.masks import FILE, MASKS, NUMBER, PADDING, SWITCH, mask_named
 from attnviz.render.look import Look
 
 if TYPE_CHECKING:
@@ -33,6 +34,8 @@ SIZE = re.compile(r"(\d{1,9}(?:\.\d{1,6})?) ?([kmgt]?)(?:i?b)?", re.IGNORECASE |
 """A number of bytes, in steps of 1024."""
 
 MASK_MEANINGS = ("keep", "drop")
+
+RuleGroup = TypeVar("RuleGroup")
 
 
 def flag(*names: str, panel: str, help: str, **more: Any) -> Any:
@@ -393,34 +396,27 @@ class TokenFlags:
         return said
 
 
+def with_mask_flags(group: type[RuleGroup]) -> type[RuleGroup]:
+    """`group` with a flag for each row of the table of masks, before its own flags."""
+    own = dict(group.__annotations__)
+    group.__annotations__ = {}
+    for mask in MASKS:
+        if mask.takes == PADDING:
+            continue  # whose flag says other things of a text than of an array
+        kind = {SWITCH: bool, NUMBER: int | None, FILE: Path | None}[mask.takes]
+        more = {"metavar": "N"} if mask.takes == NUMBER else {}
+        option = flag(mask.flag, panel=MASK, help=mask.help, show_default=kind is bool, **more)
+        group.__annotations__[mask.name] = Annotated[kind, option]
+        setattr(group, mask.name, False if kind is bool else None)
+    group.__annotations__.update(own)
+    return group
+
+
 @dataclass(frozen=True)
+@with_mask_flags
 class RuleFlags:
     """Who may look at whom, padding apart; the rules combine by "and"."""
 
-    causal: Annotated[bool, flag("--causal", panel=MASK, help="Nobody looks at later tokens.")] = (
-        False
-    )
-    window: Annotated[
-        int | None,
-        optional(
-            panel=MASK, metavar="N", help="Look at yourself and the N-1 tokens before you, only."
-        ),
-    ] = None
-    prefix: Annotated[
-        int | None,
-        optional(
-            panel=MASK, metavar="N", help="Causal, but everybody looks at the first N tokens."
-        ),
-    ] = None
-    segments: Annotated[bool, flag("--segments", panel=MASK, help="Nobody looks across [SEP].")] = (
-        False
-    )
-    mask: Annotated[
-        Path | None,
-        optional(
-            "--mask", panel=MASK, help="A 0/1 mask, rows are queries: .npy, .npz, .csv or .txt."
-        ),
-    ] = None
     mask_means: Annotated[
         str,
         flag(panel=MASK, help="What 1 means in that file: keep (may look) or drop (may not)."),
@@ -428,10 +424,31 @@ class RuleFlags:
 
     def __post_init__(self) -> None:
         choice("--mask-means", self.mask_means, MASK_MEANINGS)
-        if self.window is not None:
-            check_size("--window", self.window)
-        if self.prefix is not None:
-            check_size("--prefix", self.prefix)
+        for mask in MASKS:
+            value = getattr(self, mask.name, None)
+            if mask.takes == NUMBER and value is not None:
+                check_size(mask.flag, value)
+
+    @property
+    def asked(self) -> dict[str, Any]:
+        """The masks that were asked for, by name, with what their flags took."""
+        values = {mask.name: getattr(self, mask.name, None) for mask in MASKS}
+        return {name: value for name, value in values.items() if value not in (None, False)}
+
+    @property
+    def by_position(self) -> bool:
+        """Whether a mask was asked for that depends on where queries stand among the keys."""
+        return any(mask.by_position for mask in MASKS if mask.name in self.asked)
+
+    def settings(self) -> dict[str, Any]:
+        """`asked`, with the arrays of mask files in place of their names."""
+        from attnviz.mask_files import read_mask
+
+        files = {mask.name for mask in MASKS if mask.takes == FILE}
+        return {
+            name: read_mask(value, self.mask_means) if name in files else value
+            for name, value in self.asked.items()
+        }
 
 
 @dataclass(frozen=True)
@@ -440,18 +457,17 @@ class MaskFlags(RuleFlags):
 
     padding_mask: Annotated[
         bool | None,
-        optional(
-            "--padding-mask/--no-padding-mask",
-            panel=MASK,
-            help="Nobody looks at padding (on where there is any).",
-        ),
+        optional("--padding-mask/--no-padding-mask", panel=MASK, help=mask_named("padding").help),
     ] = None
 
     @property
     def is_set(self) -> bool:
         """Whether any rule is asked for."""
-        asked = (self.padding_mask, self.causal, self.window, self.prefix, self.segments, self.mask)
-        return any(asked)
+        return bool(self.padding_mask or self.asked)
+
+    def settings(self) -> dict[str, Any]:
+        """What `masks.rules_from` takes."""
+        return {"padding": self.padding_mask, **super().settings()}
 
 
 @dataclass(frozen=True)

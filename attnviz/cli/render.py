@@ -28,6 +28,7 @@ from attnviz.cli.outputs import Outputs
 from attnviz.cli.progress import Work
 from attnviz.errors import ConfigError, InputError, printable
 from attnviz.machine import require_memory
+from attnviz.masks import build
 
 if TYPE_CHECKING:
     import numpy as np
@@ -222,17 +223,15 @@ def _mask(opened: _Opened, masking: MaskFlags) -> tuple[Mask, list[str], list[st
     """The mask that the flags tell, None for none; the names of its rules, and remarks."""
     if not masking.is_set and (masking.padding_mask is False or opened.keys.valid.all()):
         return None, [], []
-    from attnviz.masks import build
-
     _, batch, n_heads, n_queries, n_keys = opened.shape
     rules, notices = make_rules(masking, opened.queries, opened.keys, n_heads)
     cells = batch * n_queries * n_keys * (n_heads if any(rule.per_head for rule in rules) else 1)
     require_memory(3 * cells, f"a mask of {batch} × {n_queries} × {n_keys}", "give fewer sequences")
     allowed = build(rules, batch, n_heads, n_queries, n_keys)
     names = [rule.name for rule in rules]
-    if opened.queries.before is not None and (masking.causal or masking.window or masking.prefix):
+    if opened.queries.before is not None and masking.by_position:
         notices.append(f"{n_queries} queries stand at the end of {n_keys} keys, as after a cache")
-    return None if allowed is None else allowed.numpy(), names, notices
+    return allowed, names, notices
 
 
 def _require_drawing_memory(result: Attention, n: int) -> None:

@@ -30,6 +30,7 @@ from attnviz.cli.options import (
 )
 from attnviz.config import AttentionConfig, check_size, choice
 from attnviz.errors import ConfigError, InputError, printable
+from attnviz.masks import MASKS, NUMBER, SWITCH, build, from_array
 
 if TYPE_CHECKING:
     from attnviz.diagnose import Diagnosis
@@ -269,12 +270,11 @@ def _require_mask(
     masking: MaskFlags, lengths: Mapping[str, int], config: AttentionConfig, as_table: bool
 ) -> bool:
     """Whether the mask file differs between heads. Where it does not fit, the trace stops there."""
-    if masking.mask is None:
+    if "mask" not in masking.asked:
         return False
     from attnviz.diagnose import SCORE_AXES, Diagnosis, Operand
-    from attnviz.masks import from_array, read_mask
 
-    array, name = read_mask(masking.mask, masking.mask_means)
+    array, name, _ = masking.settings()["mask"]
     scores = (lengths["B"], config.n_heads, lengths["Tq"], lengths["Tk"])
     try:
         return from_array(array, name, *scores).per_head
@@ -369,12 +369,9 @@ def _of_weights(
 def _said_of_masks(
     rules: Sequence[Rule], queries: Batch, keys: Batch | None, config: AttentionConfig
 ) -> list[Fact]:
-    from attnviz.masks import build
-
     source = queries if keys is None else keys
     allowed = build(rules, queries.size, config.n_heads, queries.width, source.width)
-    seen = None if allowed is None else allowed.numpy()
-    return mask_facts([rule.name for rule in rules], seen, queries, source)
+    return mask_facts([rule.name for rule in rules], allowed, queries, source)
 
 
 def _of_model(path: Path, given: GivenSizes) -> Flow:
@@ -487,10 +484,11 @@ def _changed(
     for field in flags_of(LayerFlags):
         kind = str if isinstance(field.default, str) else int
         parser.add_argument(f"--{field.name.replace('_', '-')}", type=kind, dest=field.name)
-    for rule in ("causal", "segments"):
-        parser.add_argument(f"--{rule}", action=argparse.BooleanOptionalAction)
-    for rule in ("window", "prefix"):
-        parser.add_argument(f"--{rule}", type=int)
+    for mask in MASKS:
+        if mask.takes == SWITCH:
+            parser.add_argument(mask.flag, action=argparse.BooleanOptionalAction)
+        elif mask.takes == NUMBER:
+            parser.add_argument(mask.flag, type=int)
     parser.add_argument("--len", type=int, dest="length")
     parser.add_argument("--key-len", type=int, dest="key_length")
     parser.add_argument("--batch", type=int)

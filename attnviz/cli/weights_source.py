@@ -135,8 +135,7 @@ class WeightsSource:
     def _remarks(self, rules: Sequence[Rule], embeds: bool) -> list[str]:
         """What the weights' own model does otherwise."""
         weights, remarks = self.weights, []
-        names = {rule.name.split()[0] for rule in rules} - {"padding"}
-        if weights.is_causal and not names:
+        if weights.is_causal and all(rule.name == "padding" for rule in rules):
             remarks.append(
                 f"the model of these weights ({weights.layout}) is causal: "
                 "--causal forbids what it never sees"

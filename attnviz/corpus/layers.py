@@ -5,19 +5,19 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from attnviz import masks
 from attnviz.attention import Embedding, MultiHeadAttention
 from attnviz.config import AttentionConfig
 from attnviz.corpus.documents import Document
 from attnviz.corpus.rows import LONGEST, head_rows
 from attnviz.corpus.source import Ready, Take
 from attnviz.errors import InputError, printable
-from attnviz.masks import Rule
+from attnviz.masks import Rule, build, rules_from
 from attnviz.measures.block import Annotation, Block, Texts, texts_of_tokens
 from attnviz.measures.induction import TOKENS, repeated
 from attnviz.measures.words import kind_of
@@ -35,10 +35,7 @@ class Reading:
 
     tokenizer: str = "words"
     max_len: int | None = None
-    causal: bool = False
-    window: int | None = None
-    prefix: int | None = None
-    segments: bool = False
+    masks: tuple[tuple[str, Any], ...] = ()
 
     def tokens(self, document: Document) -> tuple[tuple[str, ...], bool]:
         """The tokens of a document, and whether it was cut."""
@@ -51,16 +48,7 @@ class Reading:
 
     def rules(self, batch: Batch) -> list[Rule]:
         """The rules for a batch."""
-        rules = [masks.padding(batch)]
-        if self.causal:
-            rules.append(masks.causal(batch, batch))
-        if self.window is not None:
-            rules.append(masks.window(self.window, batch, batch))
-        if self.prefix is not None:
-            rules.append(masks.prefix(self.prefix, batch, batch))
-        if self.segments:
-            rules.append(masks.segments(batch, batch))
-        return rules
+        return rules_from({"padding": True, **dict(self.masks)}, batch, batch, 1)
 
 
 def open_layer(config: AttentionConfig, vocabulary: tuple[str, ...], reading: Reading) -> Layers:
@@ -145,11 +133,12 @@ class Layers:
             if made.width > LONGEST:
                 self._stream(x, positions, rules, texts, take)
                 return
-            allowed = masks.build(rules, made.size, self.n_heads, made.width, made.width)
+            allowed = build(rules, made.size, self.n_heads, made.width, made.width)
             assert allowed is not None  # padding is always a rule
+            mask = torch.from_numpy(allowed).to(device)
             for i, layer in enumerate(self._layers):
-                x, weights = layer(x, allowed=allowed.to(device), positions=(positions, positions))
-                take(Block(i, as_array(weights), texts, allowed.numpy()))
+                x, weights = layer(x, allowed=mask, positions=(positions, positions))
+                take(Block(i, as_array(weights), texts, allowed))
 
     def _vocabulary_with(self, batch: Sequence[Ready]) -> tuple[str, ...]:
         """The tokens of this batch alone: ids come from the layer's own vocabulary."""

@@ -25,16 +25,16 @@ def head_rows(
     attention: LongAttention,
 ) -> Iterator[tuple[slice, range, Tensor, npt.NDArray[np.bool_]]]:
     """(heads, rows, their weights `[1 H R Tk]`, what was allowed) of a text that is alone."""
-    zero, keys = torch.zeros(1, 1, 1, 1, dtype=torch.long), torch.arange(attention.keys)
+    keys = np.arange(attention.keys)
     together = max(1, MOST_HELD // (ROWS * attention.keys))
     for first in range(0, attention.n_heads, together):
         heads = range(first, min(first + together, attention.n_heads))
         blocks = (weight_blocks(attention, 0, head, ROWS) for head in heads)
         for parts in zip(*blocks, strict=True):
             rows = parts[0][0]
-            at = torch.arange(rows.start, rows.stop)[:, None]
-            allowed = torch.ones(1, 1, len(rows), len(keys), dtype=torch.bool)
+            at = np.arange(rows.start, rows.stop)[:, None]
+            allowed = np.ones((1, 1, len(rows), len(keys)), dtype=np.bool_)
             for rule in attention.rules:
-                allowed &= rule.allows(zero, zero, at, keys)
+                allowed &= rule.allows(0, 0, at, keys)
             weights = torch.stack([part for _, part in parts])[None]
-            yield slice(heads.start, heads.stop), rows, weights, allowed.numpy()
+            yield slice(heads.start, heads.stop), rows, weights, allowed

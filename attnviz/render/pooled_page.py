@@ -27,7 +27,6 @@ row and the statistics of single rows; and it is filled up with parts at full re
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from hashlib import sha256
@@ -39,6 +38,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from attnviz.masks import places_in, spans_from_names
 from attnviz.render.long import LogScale
 from attnviz.render.one_file import (
     LARGE_PAGE,
@@ -502,19 +502,11 @@ def spans_of(pooled: Attention, s: int, layer: int) -> tuple[Array, Array] | Non
     """
     if pooled.has_weights_kept:
         return pooled.kept["first_key"][layer, s], pooled.kept["end_key"][layer, s]
-    start, stop = pooled.places(s, 1)
-    first = np.full(pooled.n_queries, start)
-    end = np.full(pooled.n_queries, stop)
-    own = np.arange(pooled.n_queries) - pooled.places(s, 0)[0] + start  # the key at its position
-    for name in pooled.masks:
-        if name.startswith("causal"):
-            end = np.minimum(end, own + 1)
-        elif match := re.fullmatch(r"window (\d+)", name):
-            first, end = np.maximum(first, own + 1 - int(match[1])), np.minimum(end, own + 1)
-        elif match := re.fullmatch(r"prefix (\d+)", name):
-            end = np.minimum(end, np.maximum(own + 1, start + int(match[1])))
-        elif name not in ("padding", "real rows"):
-            return None
+    names = [name for name in pooled.masks if name != "real rows"]
+    found = spans_from_names(names, places_in(pooled), s, pooled.layer_numbers[layer])
+    if found is None:
+        return None
+    first, end = found
     end = np.where(pooled.query_valid[s], np.maximum(first, end), first)
     counts = np.add.reduceat(end - first, np.arange(0, pooled.n_queries, pooled.cells[0]))
     if not (pooled.counts[layer, s].sum(-1) == counts).all():

@@ -331,15 +331,11 @@ def _slopes(config: AttentionConfig) -> Tensor | None:
 
 def real_rows(queries: Batch) -> Rule:
     """Padded queries see nothing: in a long map they are forbidden, and cost nothing."""
-    valid = torch.from_numpy(queries.valid)
-    never = torch.iinfo(torch.int64)
+    valid, far = queries.valid, np.iinfo(np.int64).max
     return Rule(
         "real rows",
         lambda b, h, q, k: valid[b, q] & (k >= 0),
-        span=lambda b: (
-            torch.zeros_like(valid[b], dtype=torch.int64),
-            torch.where(valid[b], never.max, 0),
-        ),
+        span=lambda b: (0, np.where(valid[b], far, 0)),
     )
 
 

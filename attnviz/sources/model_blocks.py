@@ -16,6 +16,7 @@ from dataclasses import replace
 from math import isnan
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -240,30 +241,27 @@ def _attention(
 
 def _padding(valid: Tensor) -> Rule:
     """Keys that are tokens, [B Tk]; padding stands on one side."""
-    real = valid.bool().cpu()
-    lengths = real.sum(1)
-    first = real.long().argmax(1)
-    if not bool((real.long().cumsum(1).amax(1) == lengths).all()) or bool(
-        (real.long().diff(dim=1).abs().sum(1) > 1).any()
-    ):
+    real = valid.bool().cpu().numpy()
+    first = real.argmax(1)
+    if (np.abs(np.diff(real.astype(np.int8), axis=1)).sum(1) > 1).any():
         raise InputError("padding stands inside of the text; its maps are computed whole only")
     return Rule(
         "padding",
         lambda b, h, q, k: real[b, k],
-        span=lambda b: (first[b, None], (first + lengths)[b, None]),
+        span=lambda b: (first[b, None], first[b, None] + real[b].sum()),
     )
 
 
 def _window(n_queries: int, n_keys: int, size: int | None, causal: bool) -> Rule:
     """Queries are the last of the keys; a window of n looks n - 1 tokens back, and ahead where the
     model looks ahead at all."""
-    own = torch.arange(n_queries) + n_keys - n_queries
-    first = torch.zeros(1, dtype=torch.int64) if size is None else own - size + 1
+    own = np.arange(n_queries) + n_keys - n_queries
+    first = np.zeros_like(own) if size is None else own - size + 1
     end = own + 1 if causal or size is None else own + size
     name = "causal" if size is None else f"window {size}"
     return Rule(
         name,
-        lambda b, h, q, k: (k >= (first if size is None else first[q])) & (k < end[q]),
+        lambda b, h, q, k: (k >= first[q]) & (k < end[q]),
         span=lambda b: (first, end),
     )
 

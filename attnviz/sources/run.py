@@ -96,10 +96,9 @@ def run_layers(
             "the layer has a key of its own after the last token, and padding would stand between "
             "them; --pad-side left puts the padding first"
         )
-    allowed = build(rules, queries.size, config.n_heads, queries.width, keys.width)
+    mask = build(rules, queries.size, config.n_heads, queries.width, keys.width)
+    allowed = None if mask is None else torch.from_numpy(mask).to(config.device)
     positions = (torch.from_numpy(queries.positions), torch.from_numpy(keys.positions))
-    if allowed is not None:
-        allowed = allowed.to(config.device)
     x, weights, kept = inputs.query, [], []
     with torch.no_grad():
         for i, layer in enumerate(layers):
@@ -109,8 +108,8 @@ def run_layers(
             kept.append(_as_used(tap.kept, queries.size))
     shape = (len(layers), queries.size, 1, queries.width, keys.width + extra)
     seen = np.ones(shape, dtype=bool)
-    if allowed is not None:
-        seen = np.broadcast_to(as_array(allowed), (len(layers), *allowed.shape))
+    if mask is not None:
+        seen = np.broadcast_to(mask, (len(layers), *mask.shape))
         seen = np.pad(seen, [(0, 0)] * 4 + [(0, extra)], constant_values=True) if extra else seen
     result = from_batches(
         np.stack(weights),

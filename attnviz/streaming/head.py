@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from math import inf, log
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -172,11 +173,10 @@ class Head:
         if not len(scores):
             return scores
         scores.masked_fill_((places < rows.first) | (places >= rows.end), fill)
-        queries = torch.arange(rows.start, rows.stop)
-        b, h = torch.tensor(self.b), torch.tensor(self.h)
+        queries, keys = np.arange(rows.start, rows.stop), places.cpu().numpy()
         for rule in self.attention.unbounded:
-            allowed = rule.allows(b, h, queries, places.cpu())
-            scores.masked_fill_(~allowed.to(scores.device), fill)
+            forbidden = torch.from_numpy(~rule.allows(self.b, self.h, queries, keys))
+            scores.masked_fill_(forbidden.to(scores.device), fill)
         return scores
 
     def logs(self, sums: Tensor, rows: Rows) -> Tensor:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from math import sqrt
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -108,11 +109,12 @@ class LongAttention:
 
         Both lie within 0 … Tk. A query that sees nothing has first = Tk and end = 0.
         """
-        first = torch.zeros(self.queries, dtype=torch.int64)
-        end = torch.full_like(first, self.keys)
+        first = np.zeros(self.queries, dtype=np.int64)
+        end = np.full_like(first, self.keys)
         for rule in self.rules:
             if rule.span is not None:
                 low, high = rule.span(b)
-                first, end = torch.maximum(first, low), torch.minimum(end, high)
+                first, end = np.maximum(first, low), np.minimum(end, high)
         blind = end <= first
-        return first.masked_fill_(blind, self.keys), end.masked_fill_(blind, 0)
+        first[blind], end[blind] = self.keys, 0
+        return torch.from_numpy(first), torch.from_numpy(end)

@@ -223,17 +223,15 @@ def _from_spans(
 def _counted(attention: LongAttention, b: int, h: int, plan: Plan) -> npt.NDArray[np.int64]:
     """`[Pq Pk]`, cell by cell, where a rule is known by its predicate alone."""
     counts = np.zeros((-(-plan.queries // plan.cells[0]), plan.key_pixels), np.int64)
-    first, end = attention.spans(b)
-    at = (torch.tensor(b), torch.tensor(h))
+    first, end = (span.numpy() for span in attention.spans(b))
     for start, stop in pairwise(plan.row_edges):
         sees = (int(first[start:stop].min()), int(end[start:stop].max()))
-        q = torch.arange(start, stop)[:, None]
+        q = np.arange(start, stop)[:, None]
         for low, high in tiles(sees, plan.key_edges, plan.granule):
-            k = torch.arange(low, high)
-            allowed = (k >= first[start:stop, None]) & (k < end[start:stop, None])
+            k = np.arange(low, high)
+            cells = (k >= first[start:stop, None]) & (k < end[start:stop, None])
             for rule in attention.unbounded:
-                allowed &= rule.allows(*at, q, k)
-            cells = allowed.numpy()
+                cells &= rule.allows(b, h, q, k)
             columns = np.add.reduceat(cells, range(0, high - low, plan.cells[1]), 1, np.int64)
             pixels = np.add.reduceat(columns, range(0, stop - start, plan.cells[0]), 0)
             row, column = start // plan.cells[0], low // plan.cells[1]

@@ -39,7 +39,7 @@ def tensors(length: int, n: int) -> list[torch.Tensor]:
 def causal(length: int) -> LongAttention:
     q, k = tensors(length, 2)
     tokens = make_batch([("a",) * length])
-    return LongAttention(q, k, (masks.causal(tokens, tokens),))
+    return LongAttention(q, k, (masks.rule("causal", tokens, tokens),))
 
 
 def in_turns(
