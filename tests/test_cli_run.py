@@ -317,7 +317,7 @@ def test_a_prefix_and_causal_combine_like_all_masks(capsys: pytest.CaptureFixtur
     call(["run", "a b c d", *SMALL, "--prefix", "2", "--causal", "-o", "r.npz", "--force"])
     assert np.array_equal(allowed()[0, 0], np.tril(np.ones((4, 4), dtype=bool)))
     assert (
-        "--causal forbids what --prefix 2 allows; --prefix alone is causal after its prefix"
+        "--causal cancels --prefix 2; --prefix alone is causal after its prefix"
         in capsys.readouterr().err
     )
 
