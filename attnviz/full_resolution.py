@@ -9,6 +9,7 @@ import numpy.typing as npt
 import torch
 
 from attnviz.errors import InputError
+from attnviz.machine import require_memory
 from attnviz.masks import Rule
 from attnviz.result import Attention, as_window
 from attnviz.streaming import LongAttention, window
@@ -100,6 +101,11 @@ def part_at_full_resolution(
     Raises `InputError` where the window lies outside of the text, or q and k were not kept.
     """
     places = sorted({place for place, _ in heads})
+    require_memory(
+        13 * len(rows) * len(columns) * result.n_heads * len(places),
+        f"a window of {len(rows):,} × {len(columns):,}",
+        "give fewer rows or columns",
+    )
     shape = (len(places), 1, result.n_heads, len(rows), len(columns))
     weights, allowed = np.zeros(shape, np.float32), np.zeros(shape, np.bool_)
     for i, place in enumerate(places):

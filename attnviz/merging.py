@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from attnviz.errors import InputError
 from attnviz.pieces import Pieces, marked_pieces
-from attnviz.result import Attention
+from attnviz.result import HIDDEN, Attention
 from attnviz.tokens import PAD, Tokens
 
 MERGED = "pieces merged into words"
@@ -70,8 +70,9 @@ def hide_special(result: Attention) -> Attention:
     for row, pieces in zip(stay, sides[0].pieces, strict=True):
         row[row] = [not special for special in pieces.special]
     share = 1 - _weight(hidden, hidden.query_valid) / (_weight(result, stay) or 1)
-    said = f"special tokens hidden: {share:.2f} of the weight"
-    return replace(hidden, notes=(*result.notes, said))
+    share = max(share, 0.0)  # no -0.00 of rounding
+    note = f"{HIDDEN}: {share:.2f} of the weight"
+    return replace(hidden, notes=(*result.notes, note))
 
 
 def raw_tokens(result: Attention) -> Attention:
@@ -271,7 +272,7 @@ def _padded(rows: Sequence[Tokens], width: int, pad_side: str) -> tuple[Tokens, 
 
 def _renamed(result: Attention, sides: Sequence[Sequence[Tokens]]) -> Attention:
     """`result` with other names for the same tokens."""
-    widths = result.attention.shape[3:]
+    widths = result.n_queries, result.n_keys
     queries, keys = (
         _padded(rows, width, result.pad_side) for rows, width in zip(sides, widths, strict=True)
     )

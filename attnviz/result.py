@@ -66,6 +66,9 @@ ROW_STATISTICS = {
 }
 """The statistics of each query row, and what they are."""
 
+HIDDEN = "special tokens hidden"
+"""How the note starts that says that rows lack the weight of special tokens."""
+
 FLOATS = tuple(np.dtype(name) for name in ("float16", "float32", "float64"))
 
 Array = npt.NDArray[Any]

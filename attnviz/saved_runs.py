@@ -69,9 +69,10 @@ MOST_ARRAYS = 40
 # ── writing ──────────────────────────────────────────────────────────────────────────────────
 
 
-def save(result: Attention, path: Path) -> None:
-    """Write `result` in the format of the suffix; the same result gives the same bytes."""
-    WRITERS[path.suffix.lower()](result, path)
+def save(result: Attention, path: Path, suffix: str | None = None) -> None:
+    """Write `result` in the format of its suffix, or of the one that is given instead; the same
+    result gives the same bytes."""
+    WRITERS[suffix or path.suffix.lower()](result, path)
 
 
 def _save_npz(result: Attention, path: Path) -> None:

@@ -427,6 +427,26 @@ def test_nothing_heavy_is_imported_for_a_bad_flag() -> None:
     assert done.stdout == "[]\n"
 
 
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["render", "a.npz", "-o", "a.html", "-o", "a.png", "-o", "b.json", "--words"],
+        ["render", "a.npz", "--rows", "0:2", "--no-show"],
+        ["render", "long.npz", "-o", "long.html", "-o", "long.svg"],
+        ["compare", "a.npz", "a.npz", "-o", "d"],
+    ],
+)
+def test_a_saved_run_is_read_and_drawn_without_torch(arguments: list[str]) -> None:
+    text = ["run", "a b c d e f", "--d-model", "8", "--n-heads", "2", "-q"]
+    assert call([*text, "-o", "a.npz"]) == 0
+    assert call([*text, "--pool", "2", "-o", "long.npz"]) == 0
+    code = "import sys; from attnviz.cli.main import call; print(call(sys.argv[1:]));"
+    code += "print([m for m in ('torch', 'transformers') if m in sys.modules])"
+    command = [sys.executable, "-c", code, *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[-2:] == ["0", "[]"], done.stderr
+
+
 def test_measures_are_those_of_the_heads_that_are_drawn() -> None:
     np.save("a.npy", weights(3, 5, 7))
     assert call(["render", "a.npy", "-o", "a.npz", "-q"]) == 0

@@ -148,7 +148,7 @@ def test_the_saved_run_has_the_documented_layout(empty_folder: Path) -> None:
     }
     assert metadata == {
         "format": "attnviz.run",
-        "version": 1,
+        "version": 2,
         "attnviz": attnviz.__version__,
         "source": "a layer from flags, untrained, seed 3",
         "trained": False,

@@ -68,13 +68,16 @@ def test_render_does_the_same_to_a_saved_run(
     assert call(["run", *TEXTS, "--model", str(models / "bert"), "-o", "run.json", "-q"]) == 0
     flags = ["--words", "--hide-special", "-o", "w.npz"]
     assert call(["render", "run.json", *flags]) == 0
-    out, _ = capsys.readouterr()
+    out, err = capsys.readouterr()
+    assert err == "Wrote w.npz\n"  # rows that lack the weight of [CLS] are no news
     expected = merge_words(hide_special(attnviz.load("run.json")))
     again = attnviz.load("w.npz")
     assert (again.query_tokens, again.notes) == (expected.query_tokens, expected.notes)
     np.testing.assert_array_equal(again.attention, expected.attention)
     assert "sequence 0  5 tokens: the cat sat unbelievable ." in out
     assert f"shown       {expected.notes[0]}\n" in out
+    assert call(["render", "w.npz", "-o", "again.npz"]) == 0
+    assert capsys.readouterr().err == "Wrote again.npz\n"
 
 
 def test_kept_tensors_do_not_go_with_words(

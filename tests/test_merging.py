@@ -182,7 +182,7 @@ def test_what_hiding_keeps(result: Attention) -> None:
             t in special for row in (*result.query_tokens, *result.key_tokens) for t in row
         )
         return
-    share = 1 - kept_weight / rows_weight if rows_weight else 1.0
+    share = max(0.0, 1 - kept_weight / rows_weight) if rows_weight else 1.0
     assert hidden.notes == (f"special tokens hidden: {share:.2f} of the weight",)
     assert hide_special(hidden) is hidden
 

@@ -2,30 +2,25 @@
 
 from __future__ import annotations
 
-import shlex
-import sys
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, replace
-from pathlib import Path
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from attnviz.cli.console import remark, result
 from attnviz.cli.facts import Fact, mask_names, print_facts, token_facts
 from attnviz.cli.files import PAGES, Staging
-from attnviz.cli.options import LongFlags, LookFlags, OutputFlags, WindowFlags
-from attnviz.cli.outputs import Outputs, Plans
+from attnviz.cli.options import LongFlags, LookFlags, OutputFlags
+from attnviz.cli.outputs import Outputs
 from attnviz.cli.progress import Work
 from attnviz.cli.source import ComputedLong, Source
 from attnviz.errors import ConfigError, printable
-from attnviz.machine import free_memory, human_bytes, require_memory
-from attnviz.wording import plural
+from attnviz.machine import free_memory, human_bytes
 
 if TYPE_CHECKING:
     from rich.console import Console
 
     from attnviz.cli.inputs import TextInput
     from attnviz.result import Attention
-    from attnviz.trace import Step
 
 PIXELS = 1024
 """Pixels along a side, where --pool does not say."""
@@ -109,7 +104,7 @@ def _run_pooled(
     pixels = demanded.flags.pool or _usual_pixels(n_maps, pages)
     with Staging(output.force) as staging, Work() as work:
         several = (source.n_layers > 1, len(text.queries) > 1)
-        outputs = LongOutputs(staging, look, chosen, heads, several, work)
+        outputs = Outputs(staging, look, chosen, heads, several, work)
         for path, kind in places:
             outputs.plan(path, kind)
         from attnviz.sources.long import Pooler, Pooling
@@ -137,7 +132,7 @@ def _run_pooled(
     from attnviz.render.console import make_console
 
     console = make_console()
-    for notice in (*text.notices, *done.notices, *dict.fromkeys(outputs.notices)):
+    for notice in (*text.notices, *done.notices, *dict.fromkeys(outputs.warnings)):
         remark(notice)
     _report(source, done, pooled_facts(pooled, demanded.why), console, trace)
     outputs.print_maps(pooled, console, output.show)
@@ -170,7 +165,6 @@ def _run_window(
         raise ConfigError(f"--keep {','.join(keep)} keeps whole tensors; --rows and --cols a part")
     require_one_sequence(chosen)
     from attnviz.sources.long import Pooling, Windows
-    from attnviz.sources.run import Run
 
     with Staging(output.force) as staging, Work() as work:
         outputs = Outputs(staging, look, [0], heads, (source.n_layers > 1, False), work)
@@ -183,13 +177,14 @@ def _run_window(
         keys = done.queries if done.keys is None else done.keys
         drawn = windows.result(done.queries, keys, done.run.facts)
         work.stage("drawing", outputs.n_pictures)
-        staging.write(outputs.writers(Run(drawn, done.run.steps)))
+        outputs.steps = done.run.steps
+        staging.write(outputs.writers(drawn))
     if output.quiet:
         return
     from attnviz.render.console import make_console
 
     console = make_console()
-    for notice in (*text.notices, *done.notices, *dict.fromkeys(outputs.notices)):
+    for notice in (*text.notices, *done.notices, *dict.fromkeys(outputs.warnings)):
         remark(notice)
     _report(source, done, [mask_names(drawn.masks), *part_facts(drawn)], console, trace)
     outputs.print_maps(drawn, console, output.show)
@@ -241,182 +236,3 @@ def _report(
     if trace and done.run.steps:
         result("")
         print_trace(done.run.steps, console, cross=done.keys is not None)
-
-
-def render_pooled(
-    file: Path,
-    pooled: Attention,
-    given: Sequence[str],
-    look: LookFlags,
-    output: OutputFlags,
-    part: WindowFlags,
-) -> None:
-    """`render` of a saved long run: its pooled maps, or a window computed from its q and k.
-
-    `given` are flags that a saved long run does not need.
-    """
-    if given:
-        raise ConfigError(f"{given[0]}: {printable(file)} is a saved long run, which knows its own")
-    with Work() as work:
-        numbers = pooled.layer_numbers
-        absent = set(range(max(numbers) + 1)) - set(numbers)
-        heads = output.chosen_heads(max(numbers) + 1, pooled.n_heads, absent)
-        chosen = output.chosen_sequences(pooled.batch_size)
-        several = (pooled.names_layers, pooled.batch_size > 1)
-        if part.given:
-            _render_part(pooled, look, output, part, heads, chosen, work)
-            return
-        with Staging(output.force) as staging:
-            outputs = LongOutputs(staging, look, chosen, heads, several, work)
-            for path, kind in output.places():
-                outputs.plan(path, kind)
-            work.stage("drawing", outputs.n_pictures)
-            staging.write(outputs.writers(pooled))
-    if output.quiet:
-        return
-    from attnviz.render.console import make_console
-
-    console = make_console()
-    for notice in dict.fromkeys(outputs.notices):
-        remark(notice)
-    print_facts(console, [*_origin(pooled), *pooled_facts(pooled, "")])
-    outputs.print_maps(pooled, console, output.show)
-
-
-def _render_part(
-    pooled: Attention,
-    look: LookFlags,
-    output: OutputFlags,
-    part: WindowFlags,
-    heads: list[tuple[int, int]],
-    chosen: list[int],
-    work: Work,
-) -> None:
-    require_one_sequence(chosen)
-    sequence = chosen[0]
-    starts, ends = zip(*(pooled.places(sequence, side) for side in (0, 1)), strict=True)
-    found = part.ranges(*(end - start for start, end in zip(starts, ends, strict=True)))
-    rows, columns = (
-        range(each.start + start, each.stop + start)
-        for each, start in zip(found, starts, strict=True)
-    )
-    cells = len(rows) * len(columns) * pooled.n_heads * len({layer for layer, _ in heads})
-    require_memory(
-        13 * cells, f"a window of {len(rows):,} × {len(columns):,}", "give fewer rows or columns"
-    )
-    from attnviz.full_resolution import part_at_full_resolution
-    from attnviz.sources.run import Run
-
-    with Staging(output.force) as staging:
-        outputs = Outputs(staging, look, [0], heads, (pooled.names_layers, False), work)
-        for path, kind in output.places():
-            outputs.plan(path, kind)
-        work.stage("computing attention")
-        places = {number: i for i, number in enumerate(pooled.layer_numbers)}
-        pairs = [(places[layer], head) for layer, head in heads]
-        drawn = part_at_full_resolution(pooled, rows, columns, sequence, pairs)
-        work.stage("drawing", outputs.n_pictures)
-        staging.write(outputs.writers(Run(drawn, ())))
-    if output.quiet:
-        return
-    from attnviz.render.console import make_console
-
-    console = make_console()
-    for notice in dict.fromkeys(outputs.notices):
-        remark(notice)
-    print_facts(console, [*_origin(pooled), mask_names(drawn.masks), *part_facts(drawn)])
-    outputs.print_maps(drawn, console, output.show)
-
-
-def _origin(pooled: Attention) -> list[Fact]:
-    """Where a saved long run comes from, and its sizes."""
-    sizes = f"{pooled.n_layers} × {pooled.batch_size} × {pooled.n_heads}"
-    return [
-        ("source", printable(pooled.source) or "not told"),
-        ("attention", f"{sizes} maps (layers, sequences, heads)"),
-    ]
-
-
-class LongOutputs(Plans["Attention"]):
-    """The same files of a long run: pictures of pixels, a page to zoom into, pooled maps."""
-
-    steps: Sequence[Step] = ()
-    """The trace, for the page."""
-
-    keeps = True
-    """Whether q and k, where they are there, are saved as well."""
-
-    def print_maps(self, pooled: Attention, console: Console, show: bool | None) -> None:
-        """Each head's measures, its map where the terminal shows maps, and what was written."""
-        heads = self._at(pooled.layer_numbers)
-        for sequence in self._sequences:
-            result("")
-            _print_measures(pooled, sequence, heads, console)
-        if console.is_terminal if show is None else show:
-            from attnviz.render.terminal_long import long_maps
-
-            for sequence in self._sequences:
-                result("")
-                long_maps(pooled, sequence, console, heads, self._look.vmax, self._look.cmap)
-        for line in self.written:
-            remark(f"Wrote {line}")
-
-    def _overview(self, place: Path, sequence: int, done: Attention) -> list[str]:
-        from attnviz.render.long import draw_overview
-
-        heads = self._at(done.layer_numbers)
-        notices = draw_overview(done, sequence, place, self._look, heads)
-        self._work.advance()
-        return notices
-
-    def _singles(self, files: list[Path], sequence: int, done: Attention) -> list[str]:
-        from attnviz.render.long import draw_heads
-
-        places = zip(self._at(done.layer_numbers), files, strict=True)
-        targets = [(layer, head, file) for (layer, head), file in places]
-        return draw_heads(done, sequence, targets, self._look, self._work.advance)
-
-    def _page(self, place: Path, done: Attention) -> list[str]:
-        from attnviz.full_resolution import windows_kept
-        from attnviz.render.pooled_page import write_pooled_page
-
-        return write_pooled_page(
-            done,
-            place,
-            heads=self._at(done.layer_numbers),
-            sequences=self._sequences,
-            steps=self.steps,
-            command="attnviz " + shlex.join(sys.argv[1:]),
-            window=windows_kept(done),
-        )
-
-    def _save(self, place: Path, kind: str, done: Attention) -> None:  # noqa: ARG002
-        from attnviz.saved_runs import save
-
-        save(done if self.keeps else replace(done, kept={}), place)
-
-
-def _print_measures(
-    pooled: Attention, sequence: int, heads: Sequence[tuple[int, int]], console: Console
-) -> None:
-    from attnviz.render.tables import print_measures
-
-    assert pooled.rows is not None  # maps that are pooled have them
-    measures = {
-        "entropy": "bits",
-        "largest": "mean of the largest weight",
-        "self": "share on the same position",
-        "previous": "on the one before",
-        "near": f"less than {pooled.rows.near} positions away",
-        "first": "share on the first token",
-        "distance": "positions",
-    }
-    means = pooled.row_means(sequence)
-    rows = int(pooled.query_valid[sequence].sum())
-    names = [
-        f"L{pooled.layer_numbers[layer]} H{head}" if pooled.names_layers else str(head)
-        for layer, head in heads
-    ]
-    values = [[float(means[name][at]) for name in measures] for at in heads]
-    title = f"heads of sequence {sequence}: means over {plural(rows, 'query row')}"
-    print_measures(title, names, values, measures, console)

@@ -1,4 +1,4 @@
-"""What a command makes of attention: files in every form, measures and maps in the terminal."""
+"""Files in every format, and measures and maps in the terminal, made of attention."""
 
 from __future__ import annotations
 
@@ -7,32 +7,87 @@ import sys
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from attnviz.cli.console import remark, result
 from attnviz.cli.files import PAGES, PICTURES, Staging
 from attnviz.cli.options import LookFlags
 from attnviz.cli.progress import Work
 from attnviz.errors import printable
-from attnviz.wording import plural
 
 if TYPE_CHECKING:
     from rich.console import Console
 
     from attnviz.render.photo import Photo
     from attnviz.result import Attention
-    from attnviz.sources.run import Run
-
+    from attnviz.trace import Step
 
 Done = TypeVar("Done")
 """What a computation gives."""
 
 
-class Plans(Generic[Done]):
-    """What is to be written where. Planned before the computation, written after it.
+class PlannedFiles(Generic[Done]):
+    """Files that are claimed before the computation and written after it.
 
-    A subclass says how each form is made of what was computed.
+    A subclass says how each is made of what was computed.
     """
+
+    def __init__(self, staging: Staging, sequences: Sequence[int], several: bool) -> None:
+        """`sequences` are those to draw; `several` says whether there are more than one at all."""
+        self.written: list[str] = []
+        """What was written, in words."""
+        self.warnings: list[str] = []
+        """What the renderers had to leave out, and files of earlier runs."""
+        self.n_pictures = 0
+        self._staging, self._sequences, self._several = staging, sequences, several
+        self._writers: list[Callable[[Done], list[str] | None]] = []
+
+    def writers(self, done: Done) -> list[Callable[[], object]]:
+        """One call for each output; warnings of the renderers are collected."""
+        return [partial(self._write, writer, done) for writer in self._writers]
+
+    def _write(self, writer: Callable[[Done], list[str] | None], done: Done) -> None:
+        self.warnings += writer(done) or []
+
+    def _claim(self, path: Path) -> Path:
+        """The temporary place of one file."""
+        place = self._staging.plan(path)
+        self.written.append(printable(path))
+        return place
+
+    def _claim_pictures(self, path: Path) -> list[tuple[int, Path]]:
+        """(sequence, temporary place) of one picture per sequence."""
+        self.n_pictures += len(self._sequences)
+        if not self._several:
+            return [(sequence, self._claim(path)) for sequence in self._sequences]
+        return [
+            (sequence, self._claim(path.with_name(f"{path.stem}-seq{sequence}{path.suffix}")))
+            for sequence in self._sequences
+        ]
+
+    def _claim_folder(self, folder: Path, names: Sequence[str]) -> list[Path]:
+        """The temporary places of the pictures in a folder."""
+        self.n_pictures += len(names)
+        places = [self._staging.plan(folder / name) for name in names]
+        self.written.append(f"{printable(folder)}/: {names[0]} … {names[-1]} ({len(names)} files)")
+        others = {path.name for path in folder.glob("seq*-*.png")} - set(names)
+        if others:
+            pictures = f"{len(others)} picture{'s' * (len(others) != 1)}"
+            self.warnings.append(f"{printable(folder)}/ still holds {pictures} of an earlier run")
+        return places
+
+
+class Outputs(PlannedFiles["Attention"]):
+    """Pictures, pages and saved runs of attention, and what the terminal shows of it."""
+
+    steps: Sequence[Step] = ()
+    """The trace, for the page."""
+
+    keeps = True
+    """Whether tensors that were kept are saved; those that were kept for the page alone are not."""
+
+    pictured: tuple[Sequence[Photo], Attention] | None = None
+    """What a model saw, a view for each sequence, and the maps that go with it."""
 
     def __init__(
         self,
@@ -45,170 +100,122 @@ class Plans(Generic[Done]):
     ) -> None:
         """`sequences` and `heads`, (layer, head), are those to draw, by a layer's number in its
         model; `several` says whether there are more layers than one, and more sequences."""
-        self.written: list[str] = []
-        self.notices: list[str] = []
-        self.n_pictures = 0
-        self._staging, self._look, self._work = staging, look.look(), work
+        super().__init__(staging, sequences, several[1])
+        self._look, self._work, self._heads = look.look(), work, heads
         self._shown = shown_by(look)
-        self._sequences, self._heads = sequences, heads
-        self._several_layers, self._several = several  # layers, sequences
-        self._writers: list[Callable[[Done], list[str] | None]] = []
+        self._several_layers = several[0]
 
     def plan(self, path: Path, kind: str) -> None:
         """Claim the files of one -o."""
         if kind == "folder":
             self._plan_folder(path)
         elif kind in PICTURES:
-            self._plan_overviews(path)
+            for sequence, place in self._claim_pictures(path):
+                self._writers.append(partial(self._overview, place, sequence))
         elif kind in PAGES:
-            self._writers.append(partial(self._page, self._staging.plan(path)))
-            self.written.append(printable(path))
+            self._writers.append(partial(self._page, self._claim(path)))
         else:
-            self._writers.append(partial(self._save, self._staging.plan(path), kind))
-            self.written.append(printable(path))
+            self._writers.append(partial(self._save, self._claim(path), kind))
 
-    def writers(self, done: Done) -> list[Callable[[], object]]:
-        """One call for each output; remarks of the renderers are collected."""
-        return [partial(self._write, writer, done) for writer in self._writers]
-
-    def _at(self, layer_numbers: Sequence[int]) -> list[tuple[int, int]]:
-        """The heads to draw by where they stand in a result with these layers."""
-        at = {number: i for i, number in enumerate(layer_numbers)}
-        return [(at[layer], head) for layer, head in self._heads]
-
-    def _overview(self, place: Path, sequence: int, done: Done) -> list[str]:
-        raise NotImplementedError
-
-    def _singles(self, files: list[Path], sequence: int, done: Done) -> list[str]:
-        raise NotImplementedError
-
-    def _page(self, place: Path, done: Done) -> list[str]:
-        raise NotImplementedError
-
-    def _save(self, place: Path, kind: str, done: Done) -> None:
-        raise NotImplementedError
-
-    def _write(self, writer: Callable[[Done], list[str] | None], done: Done) -> None:
-        self.notices += writer(done) or []
+    def plan_overlays(self, path: Path, query: str | None) -> None:
+        """Claim a picture for each sequence, of a query's attention laid over what was seen."""
+        for sequence, place in self._claim_pictures(path):
+            self._writers.append(partial(self._overlay, place, sequence, query))
 
     def _plan_folder(self, folder: Path) -> None:
         digits = len(str(max(head for _, head in self._heads)))
         wide = len(str(max(layer for layer, _ in self._heads)))
-        names = []
-        for sequence in self._sequences:
-            overview = f"seq{sequence}-overview.png"
-            singles = [
-                f"seq{sequence}-{f'layer{layer:0{wide}d}-' * self._several_layers}"
-                f"head{head:0{digits}d}.png"
-                for layer, head in self._heads
-            ]
-            names += [overview, *singles]
-            place = self._staging.plan(folder / overview)
-            files = [self._staging.plan(folder / name) for name in singles]
-            self._writers.append(partial(self._overview, place, sequence))
-            self._writers.append(partial(self._singles, files, sequence))
-            self.n_pictures += 1 + len(singles)
-        self.written.append(f"{printable(folder)}/: {_summary(names)}")
-        others = {path.name for path in folder.glob("seq*-*.png")} - set(names)
-        if others:
-            pictures = plural(len(others), "picture")
-            self.notices.append(f"{printable(folder)}/ still holds {pictures} of an earlier run")
+        heads = [
+            f"{f'layer{layer:0{wide}d}-' * self._several_layers}head{head:0{digits}d}.png"
+            for layer, head in self._heads
+        ]
+        n = 1 + len(heads)
+        names = [f"seq{s}-{name}" for s in self._sequences for name in ("overview.png", *heads)]
+        places = self._claim_folder(folder, names)
+        for i, sequence in enumerate(self._sequences):
+            overview, *singles = places[i * n : (i + 1) * n]
+            self._writers.append(partial(self._overview, overview, sequence))
+            self._writers.append(partial(self._singles, singles, sequence))
 
-    def _plan_overviews(self, path: Path) -> None:
-        for sequence in self._sequences:
-            name = self._of_sequence(path, sequence)
-            self._writers.append(partial(self._overview, self._staging.plan(name), sequence))
-            self.n_pictures += 1
-            self.written.append(printable(name))
-
-    def _of_sequence(self, path: Path, sequence: int) -> Path:
-        if not self._several:
-            return path
-        return path.with_name(f"{path.stem}-seq{sequence}{path.suffix}")
-
-
-class Outputs(Plans["Run"]):
-    """Files of whole maps, and what the terminal shows of them.
-
-    `pictured` is what a model saw, a view for each sequence, and the maps that go with it.
-    """
-
-    pictured: tuple[Sequence[Photo], Attention] | None = None
-
-    def plan_overlays(self, path: Path, query: str | None) -> None:
-        """Claim a picture for each sequence, of a query's attention laid over what was seen."""
-        for sequence in self._sequences:
-            name = self._of_sequence(path, sequence)
-            self._writers.append(partial(self._overlay, self._staging.plan(name), sequence, query))
-            self.n_pictures += 1
-            self.written.append(printable(name))
+    def _at(self, drawn: Attention) -> list[tuple[int, int]]:
+        """The heads to draw by the index of their layer in `drawn`."""
+        at = {number: i for i, number in enumerate(drawn.layer_numbers)}
+        return [(at[layer], head) for layer, head in self._heads]
 
     def print_maps(self, drawn: Attention, console: Console, show: bool | None) -> None:
         """Each head's measures, its map where the terminal shows maps, and what was written."""
         from attnviz.render.tables import print_heads
 
-        heads = self._at(drawn.layer_numbers)
+        heads = self._at(drawn)
         for sequence in () if drawn.is_part else self._sequences:
             result("")
             print_heads(drawn, sequence, console, heads)
         if console.is_terminal if show is None else show:
             from attnviz.render.terminal import heatmaps
+            from attnviz.render.terminal_long import long_maps
 
+            print_sequence = long_maps if drawn.is_pooled else heatmaps
             shown, look = self._shown(drawn), self._look
             for sequence in self._sequences:
                 result("")
-                heatmaps(shown, sequence, console, heads, look.vmax, look.cmap)
+                print_sequence(shown, sequence, console, heads, look.vmax, look.cmap)
         for line in self.written:
             remark(f"Wrote {line}")
 
-    def _overview(self, place: Path, sequence: int, done: Run) -> list[str]:
-        from attnviz.render.heatmap import draw_overview
+    def _overview(self, place: Path, sequence: int, drawn: Attention) -> list[str]:
+        from attnviz.render import heatmap, long
 
-        heads = self._at(done.result.layer_numbers)
-        notices = draw_overview(self._shown(done.result), sequence, place, self._look, heads)
+        draw = long.draw_overview if drawn.is_pooled else heatmap.draw_overview
+        warnings = draw(self._shown(drawn), sequence, place, self._look, self._at(drawn))
         self._work.advance()
-        return notices
+        return warnings
 
-    def _singles(self, files: list[Path], sequence: int, done: Run) -> list[str]:
-        from attnviz.render.heatmap import draw_heads
+    def _singles(self, files: list[Path], sequence: int, drawn: Attention) -> list[str]:
+        from attnviz.render import heatmap, long
 
-        places = zip(self._at(done.result.layer_numbers), files, strict=True)
+        places = zip(self._at(drawn), files, strict=True)
         targets = [(layer, head, file) for (layer, head), file in places]
-        return draw_heads(
-            self._shown(done.result), sequence, targets, self._look, self._work.advance
-        )
+        draw = long.draw_heads if drawn.is_pooled else heatmap.draw_heads
+        return draw(self._shown(drawn), sequence, targets, self._look, self._work.advance)
 
-    def _overlay(self, place: Path, sequence: int, query: str | None, done: Run) -> list[str]:
+    def _overlay(
+        self, place: Path, sequence: int, query: str | None, drawn: Attention
+    ) -> list[str]:
         from attnviz.render.photo import draw_photo
 
         assert self.pictured is not None  # set when the pictures have been seen
         views, seen = self.pictured
-        heads = self._at(done.result.layer_numbers)
-        notices = draw_photo(seen, sequence, views[sequence], place, self._look, heads, query)
+        heads = self._at(drawn)
+        warnings = draw_photo(seen, sequence, views[sequence], place, self._look, heads, query)
         self._work.advance()
-        return notices
+        return warnings
 
-    def _page(self, place: Path, done: Run) -> list[str]:
+    def _page(self, place: Path, drawn: Attention) -> list[str]:
         from attnviz.render.page import write_page
+        from attnviz.render.pooled_page import write_pooled_page
 
-        command = "attnviz " + shlex.join(sys.argv[1:])
-        return write_page(
-            self._shown(done.result),
-            place,
-            heads=self._at(done.result.layer_numbers),
-            steps=done.steps,
-            command=command,
-            sequences=self._sequences,
-        )
+        more: dict[str, Any] = {
+            "heads": self._at(drawn),
+            "sequences": self._sequences,
+            "steps": self.steps,
+            "command": "attnviz " + shlex.join(sys.argv[1:]),
+        }
+        shown = self._shown(drawn)
+        if not drawn.is_pooled:
+            return write_page(shown, place, **more)
+        window = None
+        if drawn.has_weights_kept:
+            from attnviz.full_resolution import windows_kept
 
-    def _save(self, place: Path, kind: str, done: Run) -> None:  # noqa: ARG002
+            window = windows_kept(drawn)
+        return write_pooled_page(shown, place, window=window, **more)
+
+    def _save(self, place: Path, kind: str, drawn: Attention) -> None:
+        from dataclasses import replace
+
         from attnviz.saved_runs import save
 
-        save(done.result, place)
-
-
-def _summary(names: Sequence[str]) -> str:
-    return f"{names[0]} … {names[-1]} ({len(names)} files)"
+        save(drawn if self.keeps else replace(drawn, kept={}), place, kind)
 
 
 def shown_by(look: LookFlags) -> Callable[[Attention], Attention]:

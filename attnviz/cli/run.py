@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -133,7 +132,7 @@ def run(
         layers = {layer for layer, _ in chosen_heads}
         done = source.compute(text, kept, layers, work.stage)
         outputs.pictured = done.views, done.run.result
-        seen = replace(done.run, result=tokens.seen(done.run.result))
+        outputs.steps, seen = done.run.steps, tokens.seen(done.run.result)
         writers = outputs.writers(seen)
         if layer_place is not None:
             from attnviz.sources.saved_layers import save_layers
@@ -149,11 +148,11 @@ def run(
     console = make_console()
     if missing := [name for name in kept if name not in done.run.result.kept]:
         remark(f"--keep {','.join(missing)}: this layer has no such step")
-    unmet = tokens.unmet(done.run.result, seen.result)
-    for notice in dict.fromkeys((*text.notices, *done.notices, *unmet, *outputs.notices)):
+    unmet = tokens.unmet(done.run.result, seen)
+    for notice in dict.fromkeys((*text.notices, *done.notices, *unmet, *outputs.warnings)):
         remark(notice)
-    _report(source, done, seen.result.notes, console, trace)
-    outputs.print_maps(seen.result, console, output.show)
+    _report(source, done, seen.notes, console, trace)
+    outputs.print_maps(seen, console, output.show)
 
 
 def _kept(keep: str | None) -> tuple[str, ...]:

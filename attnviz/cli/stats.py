@@ -419,17 +419,16 @@ def _rolled(
 def _drawn(maps: Attention, path: Path, staging: Staging, look: LookFlags, work: Work) -> Writer:
     """A writer of a picture of `maps`, one a layer."""
     from attnviz.cli.outputs import Outputs
-    from attnviz.sources.run import Run
 
     pairs = [(number, 0) for number in maps.layer_numbers]
     outputs = Outputs(staging, look, [0], pairs, (True, False), work)
     outputs.plan(path, kind_of(str(path)))
-    writers = outputs.writers(Run(maps, ()))
+    writers = outputs.writers(maps)
 
     def write(_report: HeadReport) -> list[str]:
         for writer in writers:
             writer()
-        return outputs.notices
+        return outputs.warnings
 
     return write
 

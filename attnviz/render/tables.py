@@ -634,6 +634,9 @@ def print_heads(
     paper = Paper.of(console)
     if heads is None:
         heads = [(i, j) for i in range(result.n_layers) for j in range(result.n_heads)]
+    if result.rows is not None and sequence is not None:
+        _print_row_means(result, sequence, result.rows.near, console, heads)
+        return
     each = measure_all(result, heads) if sequence is None else measure(result, sequence, heads)
     means = each.result()
     where = "all sequences" if sequence is None else f"sequence {sequence}"
@@ -646,6 +649,31 @@ def print_heads(
     names = [name_of_head(result, at) for at in heads]
     values = [[float(means[measure_][at]) for measure_ in MEASURES] for at in heads]
     print_measures(title, names, values, MEASURES, console)
+
+
+def _print_row_means(
+    result: Attention,
+    sequence: int,
+    near: int,
+    console: Console,
+    heads: Sequence[tuple[int, int]],
+) -> None:
+    """The means of the statistics that every row has, those of a whole text."""
+    measures = {
+        "entropy": "bits",
+        "largest": "mean of the largest weight",
+        "self": "share on the same position",
+        "previous": "on the one before",
+        "near": f"less than {near} positions away",
+        "first": "share on the first token",
+        "distance": "positions",
+    }
+    means = result.row_means(sequence)
+    rows = int(result.query_valid[sequence].sum())
+    values = [[float(means[name][at]) for name in measures] for at in heads]
+    title = f"heads of sequence {sequence}: means over {rows:,} query row{'s' * (rows != 1)}"
+    names = [name_of_head(result, at) for at in heads]
+    print_measures(title, names, values, measures, console)
 
 
 def print_measures(

@@ -26,6 +26,7 @@ COMMANDS = {
     "shapes": (["shapes", "--len", "1024"], 0.95),
     "explain": (["explain", SENTENCE], 1.0),
     "render a saved run, all pictures": (["render", "a.npz", "--force", "-q"], 1.15),
+    "render a saved run, a page": (["render", "a.npz", "--force", "-q", "-o", "a.html"], 0.35),
     "check a saved run": (["check", "a.npz"], 1.0),
     "compare two saved runs": (["compare", "a.npz", "b.npz"], 0.3),
     "stats of a text, no model": (["stats", SENTENCE], 1.0),

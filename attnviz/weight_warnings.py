@@ -1,32 +1,31 @@
-"""What is odd about weights that are drawn, a line each. `attnviz check` looks at everything."""
+"""What is unusual about weights, a line each. `attnviz check` looks at everything."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from math import inf
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from attnviz.errors import printable
-
-if TYPE_CHECKING:
-    from attnviz.result import Attention
+from attnviz.result import HIDDEN, Attention
 
 TOLERANCE = 0.02
 """How far from 1 a row may sum: bfloat16 keeps two to three digits."""
 
 
-def value_remarks(
+def weight_warnings(
     result: Attention, sequences: Sequence[int], pairs: Sequence[tuple[int, int]]
 ) -> list[str]:
-    """Remarks about the heads of these sequences. Rows of padding mean nothing, and do not count.
+    """Warnings about the heads, (index of the layer, head), of these sequences.
 
-    Numbers that are none, weights below 0, rows that do not sum to 1, weight where the mask forbids
-    it; one head is looked at at a time.
+    They name numbers that are NaN or infinite, weights below 0, rows that do not sum to 1, and
+    weight where the mask forbids it. Rows of padding do not count, nor does the weight of special
+    tokens that are hidden. One head is read at a time.
     """
     odd, lowest, smallest, largest, leak, leak_at = 0, 0.0, inf, -inf, 0.0, ""
     columns_are_shares = True
+    lacks_hidden = any(note.startswith(HIDDEN) for note in result.notes)
     for sequence in sequences:
         real, keys = result.query_valid[sequence], result.key_valid[sequence]
         for layer, head in pairs:
@@ -47,24 +46,24 @@ def value_remarks(
                 query, key = np.unravel_index(int(weights.argmax()), weights.shape)
                 query = np.flatnonzero(real)[query]
                 leak_at = _place(result, sequence, layer, head, int(query), int(key))
-    remarks = []
+    warnings = []
     if odd:
-        remarks.append(f"{odd:,} of the weights are NaN or infinite: they are marked as such")
+        warnings.append(f"{odd:,} of the weights are NaN or infinite: they are marked as such")
     if lowest < 0:
-        remarks.append(
+        warnings.append(
             f"there are weights below 0, down to {lowest:.3g}: scores become weights by --softmax"
         )
-    elif max(1 - smallest, largest - 1) > TOLERANCE:
+    elif max(0 if lacks_hidden else 1 - smallest, largest - 1) > TOLERANCE:
         rows = f"rows sum to {_range(smallest, largest)}, not to 1"
         if columns_are_shares:
             rows += ", and columns do: are Q and K the other way round? --axes says"
-        remarks.append(rows)
+        warnings.append(rows)
     if leak > 0:
         masks = ", ".join(printable(name) for name in result.masks if name != "padding")
-        remarks.append(f"a leak: {leak:.3g} where the mask ({masks}) forbids it, {leak_at}")
-    if remarks:
-        remarks[-1] += "; attnviz check names every place"
-    return remarks
+        warnings.append(f"a leak: {leak:.3g} where the mask ({masks}) forbids it, {leak_at}")
+    if warnings:
+        warnings[-1] += "; attnviz check names every place"
+    return warnings
 
 
 def _place(result: Attention, sequence: int, layer: int, head: int, query: int, key: int) -> str:
