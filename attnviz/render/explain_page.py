@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 from rich.text import Text
 
+from attnviz.divergence import entropy
 from attnviz.render.console import ascii_only, flow, write
-from attnviz.render.explain import ROUNDING, Explanation, Floats, entropy
+from attnviz.render.explain import ROUNDING, Explanation, Floats
 from attnviz.render.explain_digits import (
     choose_digits,
     full_digits,
@@ -481,13 +482,13 @@ class _Writer:
         without = e.weights_without_scale
         largest = int(np.nan_to_num(without).argmax())
         before, after = self._weight(e.weights.max()), self._weight(without[largest])
-        bits, bits_after = (number(entropy(w), 2) for w in (e.weights, without))
+        bits, bits_after = (number(float(entropy(w)), 2) for w in (e.weights, without))
         changes = []
         if before != after:
             on = f"on {self._quoted(largest)}"
             changes.append(f"the largest weight would be {after}, {on}, instead of {before}")
         if bits != bits_after:
-            keys, keys_after = (_few(2 ** entropy(w)) for w in (e.weights, without))
+            keys, keys_after = (_few(2 ** float(entropy(w))) for w in (e.weights, without))
             changes.append(
                 f"the row would have {bits_after} bits of entropy instead of {bits}, as if "
                 f"{keys_after} keys shared the weight evenly instead of {keys}"
