@@ -28,6 +28,7 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
+from attnviz.config import HEAD_COUNTS, HEAD_WIDTHS, KV_HEAD_COUNTS
 from attnviz.diagnose import (
     SCORE_AXES,
     Sizes,
@@ -49,18 +50,9 @@ from attnviz.sources.provenance import (
     tensors_in,
 )
 
-HEADS = {"n_heads", "num_heads", "heads", "n_head", "nhead", "nheads", "h", "num_attention_heads"}
-KV_HEADS = {
-    "n_kv_heads",
-    "num_kv_heads",
-    "kv_heads",
-    "n_kv_head",
-    "num_key_value_heads",
-    "kv",
-    "n_kv",
-    "num_kv",
-}
-HEAD_WIDTHS = {"d_k", "d_v", "head_dim", "dim_head", "d_head", "head_size", "d_kv", "key_dim"}
+HEADS = {*HEAD_COUNTS, "h", "nheads"}
+KV_HEADS = {*KV_HEAD_COUNTS, "kv", "n_kv", "num_kv"}
+HEAD_WIDTH_ARGUMENTS = {*HEAD_WIDTHS, "d_k", "d_v", "key_dim"}
 LENGTHS = {
     "max_len", "max_length", "max_seq_len", "block_size", "context_length", "seq_len", "n_ctx",
     "max_position_embeddings", "n_positions", "max_seq_length", "context_size",
@@ -331,7 +323,7 @@ class _Plan:
             if isinstance(value, int) and not isinstance(value, bool) and value > 0
         }
         for name, value in numbers.items():
-            for symbol, known in (("H", HEADS), ("Hkv", KV_HEADS), ("d_k", HEAD_WIDTHS)):
+            for symbol, known in (("H", HEADS), ("Hkv", KV_HEADS), ("d_k", HEAD_WIDTH_ARGUMENTS)):
                 if name in known and symbols.get(symbol, value) == value:
                     symbols[symbol], named[name] = value, symbol
         if symbols.get("Hkv") == symbols.get("H"):

@@ -1,7 +1,7 @@
 """Attention of a person's own weights: one layer, or a stack of attnviz's own.
 
-`weight_files` opens the file, `layouts` finds the layers in it by their names, `weight_sizes` has
-their sizes, and `weight_tensors` reads them; here they run.
+`weight_files` opens the file, `layouts` finds its layers by their names, `weight_sizes` works out
+their sizes, and `weight_tensors` reads them; this module runs them.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from attnviz.config import AttentionConfig
 from attnviz.errors import InputError, printable
 from attnviz.masks import Rule
 from attnviz.sources.from_config import embedded, require_device, require_run_memory
-from attnviz.sources.layouts import Found, as_stored, pick
+from attnviz.sources.layouts import Found, pick
 from attnviz.sources.run import Inputs, Run, require_fit, run_layers, sizes_of_run
 from attnviz.sources.saved_layers import VOCABULARY
 from attnviz.sources.weight_files import WeightFile
@@ -28,9 +28,6 @@ from attnviz.tokens import Batch
 from attnviz.trace import Recorder, Step
 
 __all__ = ["Asked", "Weights", "facts_of", "from_weights", "open_weights", "steps_of"]
-
-SHIFTED_PLACES = ("roberta", "xlm-roberta", "camembert")
-"""Models whose first token stands at row pad_token_id + 1 of the table of positions."""
 
 
 @dataclass(frozen=True)
@@ -84,8 +81,6 @@ class Weights:
         tensors = {name: self.file.floats(theirs).to(**like) for name, theirs in self.table.items()}
         if "kind" in tensors:
             tensors["kind"] = tensors["kind"][0]
-        if "places" in tensors and self.file.config.get("model_type") in SHIFTED_PLACES:
-            tensors["places"] = tensors["places"][self.file.config.get("pad_token_id", 1) + 1 :]
         return Embedding(self.config, self.n_rows, tensors, eps=self.config.variant.eps)
 
 
@@ -99,10 +94,7 @@ def open_weights(file: WeightFile, asked: Asked | None = None) -> Weights:
     require_device(asked.device)
     if "attnviz" in file.metadata:
         raise InputError(f"{file.shown} is a saved run, not weights: attnviz render draws it")
-    found = tuple(
-        as_stored(each, file.entries[each.anchor].shape)
-        for each in pick(list(file.entries), file.shown, asked.prefix)
-    )
+    found = tuple(pick(list(file.entries), file.shown, asked.prefix))
     own = own_configs(file, found)
     notices: list[str] = []
     configs = [
