@@ -32,7 +32,7 @@ from attnviz.wording import plural
 
 if TYPE_CHECKING:
     from attnviz.comparison import Comparison
-    from attnviz.render.look import Look
+    from attnviz.render.figure_options import FigureOptions
     from attnviz.result import Attention
     from attnviz.sources.from_arrays import BareArray
 
@@ -193,11 +193,11 @@ def _report(
     result("")
     print_comparison(found, console, top)
     if console.is_terminal if show is None else show:
-        from attnviz.render.terminal_difference import difference_map
+        from attnviz.render.terminal_maps import print_difference_map
 
         for sequence in found.sequences:
             result("")
-            difference_map(drawn, drawn.heads[0], sequence, console, vmax)
+            print_difference_map(drawn, drawn.heads[0], sequence, console, vmax)
     result("", notation(verdict(found, tolerance), plain))
 
 
@@ -323,7 +323,7 @@ class Outputs:
     def writers(
         self,
         found: Comparison,
-        look: Look,
+        look: FigureOptions,
         names: tuple[str, str],
         document: object,
         on_done: Callable[[], object],
@@ -331,22 +331,22 @@ class Outputs:
         """One call for each output; remarks of the renderers are collected."""
 
         def matrix(place: Path) -> None:
-            from attnviz.render.distances import draw_distances
+            from attnviz.render.comparison_pictures import draw_distances
 
             self.notices += draw_distances(found, place, look, names)
             on_done()
 
         def overview(sequence: int, place: Path) -> None:
-            from attnviz.render.difference import draw_differences
+            from attnviz.render.comparison_pictures import draw_differences
 
             self.notices += draw_differences(found, sequence, place, look, names)
             on_done()
 
         def triptychs(sequence: int, places: list[Path]) -> None:
-            from attnviz.render.difference import draw_triptychs
+            from attnviz.render.comparison_pictures import draw_three_panels
 
             targets = list(zip(found.heads, places, strict=False))
-            self.notices += draw_triptychs(found, sequence, targets, look, names, on_done)
+            self.notices += draw_three_panels(found, sequence, targets, look, names, on_done)
 
         def save(place: Path) -> None:
             text = json.dumps(document, indent=1, allow_nan=False)

@@ -18,7 +18,7 @@ from attnviz.cli.files import DEFAULT_FOLDER, kind_of
 from attnviz.config import POSITIONS, AttentionConfig, check_size, choice
 from attnviz.errors import ConfigError, printable
 from attnviz.masks import FILE, MASKS, NUMBER, PADDING, SWITCH, mask_named
-from attnviz.render.look import Look
+from attnviz.render.figure_options import FigureOptions
 
 if TYPE_CHECKING:
     from attnviz.result import Attention
@@ -579,16 +579,18 @@ class ArrayFlags:
 class LookFlags:
     """How pictures look."""
 
-    cmap: Annotated[str, flag("--cmap", panel=LOOK, help="A matplotlib colour map.")] = Look.cmap
+    cmap: Annotated[str, flag("--cmap", panel=LOOK, help="A matplotlib colour map.")] = (
+        FigureOptions.cmap
+    )
     vmax: Annotated[
         float | None,
         optional("--vmax", panel=LOOK, help="The weight that the strongest colour stands for."),
-    ] = Look.vmax
+    ] = FigureOptions.vmax
     annotate: Annotated[
         bool, flag("--annotate", panel=LOOK, help="Write the weights into the cells.")
-    ] = Look.annotate
-    theme: Annotated[str, flag(panel=LOOK, help="light or dark.")] = Look.theme
-    dpi: Annotated[int, flag(panel=LOOK, help="Dots per inch of PNGs.")] = Look.dpi
+    ] = FigureOptions.annotate
+    theme: Annotated[str, flag(panel=LOOK, help="light or dark.")] = FigureOptions.theme
+    dpi: Annotated[int, flag(panel=LOOK, help="Dots per inch of PNGs.")] = FigureOptions.dpi
     decode: Annotated[
         bool,
         flag(
@@ -599,9 +601,9 @@ class LookFlags:
         ),
     ] = False
 
-    def look(self) -> Look:
+    def look(self) -> FigureOptions:
         """The checked look."""
-        return Look(self.cmap, self.vmax, self.annotate, self.theme, self.dpi)
+        return FigureOptions(self.cmap, self.vmax, self.annotate, self.theme, self.dpi)
 
 
 @dataclass(frozen=True)

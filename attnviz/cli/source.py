@@ -23,7 +23,7 @@ from attnviz.errors import ConfigError
 if TYPE_CHECKING:
     from attnviz.config import AttentionConfig
     from attnviz.masks import Rule
-    from attnviz.render.photo import Photo
+    from attnviz.render.overlay_picture import Photo
     from attnviz.sources.long import Each, LongRun, Pooling
     from attnviz.sources.run import Run
     from attnviz.tokens import Batch

@@ -371,7 +371,7 @@ def _write(place: Path, measure: str, look: LookFlags, made: HeadReport) -> list
 
     measure, suffix = _drawable(measure, made), place.suffix.lower()
     if suffix in DRAWN:
-        from attnviz.render.heads_picture import draw_matrix
+        from attnviz.render.head_matrices import draw_matrix
 
         return draw_matrix(made, measure, place, look.look())
     if suffix == ".html":
@@ -394,7 +394,7 @@ def _drawable(measure: str, made: HeadReport) -> str:
 
 
 def _draw_agreement(place: Path, look: LookFlags, made: HeadReport) -> list[str]:
-    from attnviz.render.heads_picture import draw_agreement
+    from attnviz.render.head_matrices import draw_agreement
 
     return draw_agreement(made, place, look.look())
 

@@ -23,9 +23,33 @@ from rich.console import Console
 from rich.text import Text
 
 from attnviz.errors import LACKING, ConfigError
-from attnviz.render import terminal
 from attnviz.render.console import ascii_only, has_color, make_console, write
-from attnviz.render.terminal import color_table, heatmaps, nearest_of_256
+from attnviz.render.drawing import CellSize
+from attnviz.render.figure_options import FigureOptions
+from attnviz.render.head_panels import head_panels
+from attnviz.render.palette import COLOURS
+from attnviz.render.panel import (
+    BLIND,
+    FORBIDDEN,
+    NOT_A_NUMBER,
+    ONLY_B,
+    PADDING,
+    WEIGHT,
+    CellKinds,
+    Panel,
+)
+from attnviz.render.raster import PanelPainter
+from attnviz.render.scales import LinearScale
+from attnviz.render.terminal_colours import (
+    ASCII_MARKS,
+    ASCII_RAMP,
+    MARKS,
+    RAMPS,
+    color_table,
+    glyphs_for,
+    nearest_of_256,
+)
+from attnviz.render.terminal_maps import mean_pooled, print_maps
 from attnviz.render.visible import cells
 from attnviz.result import Attention
 
@@ -88,7 +112,7 @@ def screen(width: int = 80, color: Any = None, ascii: bool = False, file: Any = 
 
 
 def shown(console: Console, result: Attention, sequence: int = 0, **options: Any) -> list[str]:
-    heatmaps(result, sequence, console, **options)
+    print_maps(result, sequence, console, **options)
     stream: Any = console.file
     stream.flush()
     stream.seek(0)
@@ -184,20 +208,36 @@ def test_true_colour_cells_are_the_weights() -> None:
     assert [behind for _, _, behind in bar[2:34:2]] == [table[round(i * 17)] for i in range(16)]
 
 
-@pytest.mark.parametrize("color", ["256", "standard"])
-def test_fewer_colours(color: str) -> None:
+def test_fewer_colours() -> None:
     result = made(numbered(9), heads=1)
-    lines = shown(screen(60, color), result)
+    lines = shown(screen(60, "256"), result)
     top = float(result.attention.max())
-    if color == "256":
-        names = [f"color({n})" for n in nearest_of_256(color_table("viridis"))]
-    else:
-        names = [f"color({Color.parse(name).number})" for name in terminal.SIXTEEN]
+    names = [f"color({n})" for n in nearest_of_256(color_table("viridis"))]
     (_, rows), *_ = maps(lines, 9, 2)
     expected = levels(result.attention[0, 0, 0], top, len(names))
     for i, row in enumerate(rows):
         assert [behind for _, _, behind in row[::2]] == [names[n] for n in expected[i]]
     assert f" {top:.4g} rows" in legend(lines)
+
+
+def test_sixteen_colours_are_too_few_for_a_map() -> None:
+    result = made(numbered(9), heads=1)
+    few = [plain(line) for line in shown(screen(60, "standard"), result)]
+    assert [line.rstrip() for line in few] == shown(screen(60), result)
+
+
+def test_a_weight_has_one_place_of_the_colour_map_in_pictures_and_terminals() -> None:
+    """The largest weight has the last colour of the map in both, and marks mean the same."""
+    lower = causal(5)
+    result = made(numbered(5), heads=1, allowed=lower, masks=("causal",))
+    panel = head_panels(result, 0, [(0, 0)], FigureOptions()).panel((0, 0))
+    codes = glyphs_for(screen(80, "truecolor"), 2, panel.scale).codes(panel)
+    shades = PanelPainter(CellSize(1, 1), 150).paint(panel)
+    assert codes[0, 0] == 255
+    assert shades[0, 0] == COLOURS - 1
+    assert (np.abs(codes[lower] / 256 - shades[lower] / COLOURS) < 1 / COLOURS).all()
+    assert (codes[~lower] == 256 + FORBIDDEN).all()
+    assert (shades[~lower] >= COLOURS).all()
 
 
 def test_one_console_after_another_has_its_own_colours() -> None:
@@ -269,12 +309,12 @@ def test_half_blocks_hold_two_queries_a_line() -> None:
 
 def test_half_lines_of_padding_are_left_blank() -> None:
     """Padding in the middle of nothing: the plan cuts it, so the ink itself is asked."""
-    ink = terminal.ink_for(screen(80, "truecolor"), "viridis", 1.0, 1)
-    padding, weight = ink.levels + terminal.PADDING, 255
-    assert ink.halves(padding, weight)[0] == "▄"
-    assert ink.halves(weight, padding)[0] == "▀"
-    assert ink.halves(padding, padding)[0] == "·"
-    assert ink.halves(padding, ink.levels + terminal.FORBIDDEN)[0] == "▄"
+    glyphs = glyphs_for(screen(80, "truecolor"), 1, LinearScale(1.0))
+    padding, weight = glyphs.levels + PADDING, 255
+    assert glyphs.halves(padding, weight)[0] == "▄"
+    assert glyphs.halves(weight, padding)[0] == "▀"
+    assert glyphs.halves(padding, padding)[0] == "·"
+    assert glyphs.halves(padding, glyphs.levels + FORBIDDEN)[0] == "▄"
 
 
 # ── without colour ───────────────────────────────────────────────────────────────────────────
@@ -286,8 +326,8 @@ def test_the_ramp_without_colour(n: int, ascii: bool) -> None:
     result = made(numbered(n), heads=2, allowed=causal(n), masks=("causal",))
     lines = shown(screen(60, ascii=ascii), result)
     columns_a_cell = 2 if n == 7 else 1
-    ramp = [c * columns_a_cell for c in terminal.ASCII_RAMP]
-    ramp = ramp if ascii else list(terminal.RAMPS[columns_a_cell])
+    ramp = [c * columns_a_cell for c in ASCII_RAMP]
+    ramp = ramp if ascii else list(RAMPS[columns_a_cell])
     mark = ("/" if ascii else "╱") * columns_a_cell
     above = 2 if n == 7 else 1
     found = maps(lines, n, above)
@@ -315,10 +355,10 @@ def test_a_narrow_scale_has_fewer_steps(width: int, scale: str) -> None:
 
 def test_no_weight_can_pass_for_a_mark() -> None:
     for marks, ramps in (
-        (terminal.MARKS, ["".join(ramp) for ramp in terminal.RAMPS.values()]),
-        (terminal.ASCII_MARKS, [terminal.ASCII_RAMP]),
+        (MARKS, ["".join(ramp) for ramp in RAMPS.values()]),
+        (ASCII_MARKS, [ASCII_RAMP]),
     ):
-        kinds = (terminal.PADDING, terminal.BLIND, terminal.FORBIDDEN, terminal.NOT_A_NUMBER)
+        kinds = (PADDING, BLIND, FORBIDDEN, NOT_A_NUMBER)
         drawn = [marks[kind] for kind in kinds]
         assert len(set(drawn)) == 4
         assert not any(mark in ramp for mark in drawn for ramp in ramps)
@@ -341,7 +381,7 @@ def test_padding_is_never_shown_as_attention(side: str) -> None:
     (labels, rows), *_ = maps(lines, 5, 3)
     assert labels == tokens
     weights = result.attention[0, 0, 0]
-    ramp = terminal.RAMPS[2]
+    ramp = RAMPS[2]
     expected = levels(weights, float(weights[real].max()), len(ramp))
     for i, row in enumerate(rows):
         text = "".join(c for c, _, _ in row).ljust(10)
@@ -462,15 +502,18 @@ def test_a_long_text_is_reduced_to_means_and_says_so() -> None:
 
 
 def test_pooled_marks_give_way_to_weights_and_numbers_that_are_none_do_not() -> None:
-    kinds = np.array([[terminal.FORBIDDEN, terminal.WEIGHT, terminal.PADDING]])
-    head = terminal.Map(0, 0, kinds, np.array([[0.0, 0.5, 0.0]]))
-    pooled = head.pooled(1, 3)
-    assert pooled.kinds.tolist() == [[terminal.WEIGHT]]
-    assert pooled.weights.tolist() == [[0.5]]
-    broken = terminal.Map(
-        0, 0, np.array([[terminal.NOT_A_NUMBER, terminal.WEIGHT]]), np.ones((1, 2))
-    )
-    assert broken.pooled(1, 2).kinds.tolist() == [[terminal.NOT_A_NUMBER]]
+    def panel(kinds: list[int], values: list[float]) -> Panel:
+        cells = CellKinds(np.array([kinds], dtype=np.uint8))
+        return Panel(np.array([values], dtype=np.float32), cells, LinearScale(1.0))
+
+    pooled = mean_pooled(panel([FORBIDDEN, WEIGHT, PADDING], [0.0, 0.5, 0.0]), 1, 3)
+    assert pooled.kinds.cells.tolist() == [[WEIGHT]]
+    assert pooled.values.tolist() == [[0.5]]
+    broken = mean_pooled(panel([NOT_A_NUMBER, WEIGHT], [1.0, 1.0]), 1, 2)
+    assert broken.kinds.cells.tolist() == [[NOT_A_NUMBER]]
+    one_mask = mean_pooled(panel([ONLY_B, WEIGHT], [0.5, 0.1]), 1, 2)
+    assert one_mask.kinds.cells.tolist() == [[WEIGHT]]
+    assert one_mask.values == pytest.approx(0.3)
 
 
 def test_only_the_long_side_of_cross_attention_is_reduced() -> None:
@@ -501,7 +544,7 @@ def test_chosen_heads_of_several_layers() -> None:
         attention=np.concatenate([result.attention, result.attention]),
         allowed=np.concatenate([result.allowed, result.allowed]),
     )
-    lines = shown(screen(60), two, heads=[(1, 1), (0, 0)])
+    lines = shown(screen(60), two, pairs=[(1, 1), (0, 0)])
     assert lines[0].split() == ["L1", "H1", "L0", "H0"]
     assert len(maps(shown(screen(60), two), 3, 2)) == 4
 
@@ -652,14 +695,14 @@ def test_no_color_leaves_no_escape() -> None:
 SCRIPT = """
 import numpy as np, sys
 from attnviz.render.console import make_console
-from attnviz.render.terminal import heatmaps
+from attnviz.render.terminal_maps import mean_pooled, print_maps
 from attnviz.result import Attention
 a = np.tril(np.ones((1, 1, 2, 6, 6), dtype=np.float32))
 tokens = (("猫", "\\x1b[31m", "\\u202e", " ", "it's", "."),)
 n = np.array([6])
 result = Attention(a, a[:, :, :1] > 0, query_tokens=tokens, key_tokens=tokens,
     lengths=n, key_lengths=n, masks=("causal",))
-heatmaps(result, 0, make_console())
+print_maps(result, 0, make_console())
 sys.exit("matplotlib" in sys.modules)
 """
 
@@ -700,7 +743,8 @@ def test_a_real_terminal_of_twenty_columns_in_the_c_locale() -> None:
     text = in_terminal(20, TERM="xterm", LC_ALL="C")
     assert text.isascii()
     assert all(cells(plain(line).rstrip()) <= 20 for line in text.split("\n"))
-    assert "\x1b[103m" in text
+    assert "@@" in text
+    assert "\x1b[1mhead 0" in text
 
 
 def test_a_real_dumb_terminal() -> None:

@@ -19,40 +19,58 @@ from rich.console import Console
 
 from attnviz.comparison import compare
 from attnviz.errors import InputError
-from attnviz.render import comparison_report, difference, distances
-from attnviz.render.cells import FORBIDDEN, NOT_A_NUMBER, PADDING, WEIGHT, Head, Verdicts
+from attnviz.render import comparison_report
+from attnviz.render.attention_pictures import overview
+from attnviz.render.comparison_pictures import (
+    bits_in_cell,
+    distances_drawing,
+    draw_differences,
+    draw_distances,
+    draw_three_panels,
+    three_panel_drawing,
+)
 from attnviz.render.comparison_report import (
     comparison_as_json,
     comparison_facts,
     print_comparison,
     verdict,
 )
-from attnviz.render.difference import (
-    DIFFERENCES,
+from attnviz.render.difference_panels import (
+    DifferenceCells,
+    common_scales,
+    cropped,
+    difference_panels,
+)
+from attnviz.render.drawing import CellSize, Drawing
+from attnviz.render.figure_options import FigureOptions
+from attnviz.render.palette import (
+    ALARM,
+    COLOURS,
+    DIFFERENCE_COLOURS,
+    WEIGHT_COLOURS,
+    diverging,
+    palette,
+    tone_index,
+)
+from attnviz.render.panel import (
+    BLIND,
+    FORBIDDEN,
+    NOT_A_NUMBER,
     ONLY_A,
     ONLY_B,
-    WEIGHTS,
-    DifferenceBrush,
-    Differences,
-    DifferentHeads,
-    Scales,
-    Triptych,
-    TwoMaps,
-    cropped,
-    diverging,
-    draw_differences,
-    draw_triptychs,
+    PADDING,
+    WEIGHT,
+    CellKinds,
+    Panel,
 )
-from attnviz.render.distances import draw_distances
-from attnviz.render.fonts import Fonts
-from attnviz.render.look import Look
-from attnviz.render.overview import overview_sheet
-from attnviz.render.sheet import ALARM, COLOURS, palette, tone_index
-from attnviz.render.terminal_difference import difference_map
+from attnviz.render.raster import PanelPainter
+from attnviz.render.scales import SignedScale, signed_digits
+from attnviz.render.terminal_maps import print_difference_map
+from attnviz.render.visible import signed
 from attnviz.result import Attention
 
 WORDS = ("The", "cat", "sat", "on", "mats")
-MIDDLE = WEIGHTS + DIFFERENCES // 2
+MIDDLE = DIFFERENCE_COLOURS[len(DIFFERENCE_COLOURS) // 2]
 """The palette entry of no difference."""
 
 INK = tone_index(1.0)
@@ -94,10 +112,19 @@ def square(*rows: list[float], allowed: Any = None, **facts: Any) -> Attention:
     return replace(result, attention=np.array(rows, dtype=np.float32)[None, None, None])
 
 
-def heads_of(a: Attention, b: Attention, **how: Any) -> DifferentHeads:
-    found = compare(a, b, **how)
-    pairs = {(head.layer, head.head): head for head in found.heads}
-    return DifferentHeads(cropped(a, 0), cropped(b, 0), pairs)
+def cells_of(a: Attention, b: Attention, **how: Any) -> DifferenceCells:
+    return DifferenceCells(cropped(a, 0), cropped(b, 0), compare(a, b, **how).heads)
+
+
+def overview_of(found: Any, sequence: int = 0, names: Any = ("", ""), **chosen: Any) -> Drawing:
+    options = FigureOptions(**chosen)
+    return overview(difference_panels(found, sequence, options, names), options)[0]
+
+
+def three_of(found: Any, head: Any, names: Any = ("", ""), **chosen: Any) -> Drawing:
+    options = FigureOptions(**chosen)
+    scales = common_scales(found, 0, [head], options)
+    return three_panel_drawing(found, 0, head, options, names, scales)[0]
 
 
 # ── cells ────────────────────────────────────────────────────────────────────────────────────
@@ -105,42 +132,44 @@ def heads_of(a: Attention, b: Attention, **how: Any) -> DifferentHeads:
 
 def test_a_cell_is_b_minus_a():
     a, b = made(0, layers=2), made(1, layers=2)
-    heads = heads_of(a, b)
-    drawn = heads.head(1, 2)
+    values, kinds = cells_of(a, b).cells((1, 2))
     want = b.attention[1, 0, 2].astype(np.float64) - a.attention[1, 0, 2]
-    assert drawn.weights == pytest.approx(want, abs=1e-7)
-    assert (drawn.verdicts.kinds == WEIGHT).all()
-    assert not drawn.verdicts.blind.any()
-    assert heads.largest([(1, 2)]) == pytest.approx(np.abs(want).max())
-    assert heads_of(a, a).largest([(0, 0)]) == 1
+    assert values == pytest.approx(want, abs=1e-7)
+    assert (kinds.cells == WEIGHT).all()
+    only = cells_of(a, b, layers=[1], heads=[2])
+    assert only.largest() == pytest.approx(np.abs(want).max())
+    assert cells_of(a, a).largest() == 1
 
 
 def test_matched_heads_are_taken_from_each_other():
     a = made(0)
     b = replace(a, attention=a.attention[:, :, [2, 0, 1]])
-    heads = heads_of(a, b, match=True)
-    assert not any(heads.head(0, i).weights.any() for i in range(3))
+    cells = cells_of(a, b, match=True)
+    assert not any(cells.cells((0, i))[0].any() for i in range(3))
 
 
 def test_each_kind_of_cell():
     a = square([0.5, 0.5, 0], [1, 0, 0], [0, 0, 0], allowed=[[1, 1, 0], [1, 0, 0], [0, 0, 0]])
     b = square([0.2, 0, 0.8], [np.nan, 0, 0.3], [0, 0, 0], allowed=[[1, 0, 1], [1, 0, 0], [0] * 3])
-    verdicts = heads_of(a, b).head(0, 0).verdicts
-    assert verdicts.kinds.tolist() == [
+    kinds = cells_of(a, b).cells((0, 0))[1]
+    assert kinds.cells.tolist() == [
         [WEIGHT, ONLY_A, ONLY_B],
         [NOT_A_NUMBER, FORBIDDEN, WEIGHT],  # a leak in B is a difference, whatever the masks say
-        [FORBIDDEN] * 3,
+        [BLIND] * 3,
     ]
-    assert verdicts.blind.tolist() == [False, False, True]
+    assert kinds.blind.tolist() == [False, False, True]
 
 
 def test_an_array_of_unknown_mask_has_that_of_the_other():
+    def kinds(a: Attention, b: Attention) -> Any:
+        return cells_of(a, b).cells((0, 0))[1].cells.tolist()
+
     a = square([1, 0], [0.5, 0.5], allowed=[[1, 0], [1, 1]])
     b = replace(square([0.9, 0.1], [0.5, 0.5]), masks=("unknown",))
-    assert heads_of(a, b).head(0, 0).verdicts.kinds.tolist() == [[WEIGHT, ONLY_B], [WEIGHT] * 2]
-    assert heads_of(b, a).head(0, 0).verdicts.kinds.tolist() == [[WEIGHT, ONLY_A], [WEIGHT] * 2]
+    assert kinds(a, b) == [[WEIGHT, ONLY_B], [WEIGHT] * 2]
+    assert kinds(b, a) == [[WEIGHT, ONLY_A], [WEIGHT] * 2]
     b = replace(a, masks=("unknown",), allowed=np.ones_like(a.allowed))
-    assert heads_of(a, b).head(0, 0).verdicts.kinds.tolist() == [[WEIGHT, FORBIDDEN], [WEIGHT] * 2]
+    assert kinds(a, b) == [[WEIGHT, FORBIDDEN], [WEIGHT] * 2]
 
 
 def test_padding_is_cut_off_as_a_view():
@@ -155,27 +184,26 @@ def test_padding_is_cut_off_as_a_view():
     assert cropped(left, 0).key_valid.all()
 
 
-def test_heads_with_the_same_mask_share_their_verdicts():
-    a = made(0, allowed=np.tril(np.ones((5, 5))))
-    heads = heads_of(a, made(1, allowed=np.tril(np.ones((5, 5)))))
-    assert heads.head(0, 0).verdicts is heads.head(0, 1).verdicts
+def test_heads_with_the_same_mask_share_their_kinds():
+    lower = np.tril(np.ones((5, 5)))
+    cells = cells_of(made(0, allowed=lower), made(1, allowed=lower))
+    assert cells.cells((0, 0))[1] is cells.cells((0, 1))[1]
 
 
 # ── colours ──────────────────────────────────────────────────────────────────────────────────
 
 
 def test_light_is_rdbu():
-    want = colormaps["RdBu_r"](np.linspace(0, 1, DIFFERENCES))[:, :3]
-    assert np.abs(diverging("light", DIFFERENCES) - want).max() < 0.01
+    want = colormaps["RdBu_r"](np.linspace(0, 1, len(DIFFERENCE_COLOURS)))[:, :3]
+    assert np.abs(diverging("light", len(DIFFERENCE_COLOURS)) - want).max() < 0.01
 
 
 @pytest.mark.parametrize("theme", ["light", "dark"])
 def test_the_palette_holds_both_maps(theme):
-    look = TwoMaps.of(Look(cmap="magma", theme=theme))
-    colours = palette(look)
-    magma = colormaps["magma"](np.linspace(0, 1, WEIGHTS))[:, :3] * 255
-    assert np.abs(colours[:WEIGHTS] - magma).max() <= 0.5
-    assert DIFFERENCES % 2 == 1
+    colours = palette(FigureOptions(cmap="magma", theme=theme), two_maps=True)
+    magma = colormaps["magma"](np.linspace(0, 1, len(WEIGHT_COLOURS)))[:, :3] * 255
+    assert np.abs(colours[: len(WEIGHT_COLOURS)] - magma).max() <= 0.5
+    assert len(DIFFERENCE_COLOURS) % 2 == 1
     middle, paper = colours[MIDDLE].astype(int), colours[tone_index(0.0)].astype(int)
     assert np.abs(middle - paper).max() < 40  # no difference is near the paper
     less, more = colours[MIDDLE - 25].astype(int), colours[MIDDLE + 25].astype(int)
@@ -184,27 +212,22 @@ def test_the_palette_holds_both_maps(theme):
 
 
 def test_the_scale_is_symmetric_and_0_is_in_its_middle():
-    brush = DifferenceBrush(1, 1, 1, 72, 0.5)
-    shades = brush.shades(np.array([[-0.5, -0.25, -0.004, 0, 0.004, 0.25, 0.5, 9.0]], dtype="f4"))
-    steps = (shades.astype(int) - MIDDLE).tolist()
+    values = np.array([[-0.5, -0.25, -0.004, 0, 0.004, 0.25, 0.5, 9.0]], dtype="f4")
+    steps = (SignedScale(0.5).shades(values).astype(int) - MIDDLE).tolist()
     assert steps == [[-50, -25, 0, 0, 0, 25, 50, 50]]
 
 
 def test_a_pooled_cell_shows_the_difference_that_is_furthest_from_0():
-    brush = DifferenceBrush(1, 1, 2, 72, 1.0)
-    shades = brush.shades(np.array([[0.1, -0.6, 0.3], [0, 0.5, -0.2]], dtype="f4"))
+    values = np.array([[0.1, -0.6, 0.3], [0, 0.5, -0.2]], dtype="f4")
+    shades = SignedScale(1.0).shades(values, pool=2)
     assert (shades.astype(int) - MIDDLE).tolist() == [[-30, 15]]
 
 
 def test_what_one_mask_allows_shows_through_lines_of_its_own():
     def painted(kind: int) -> Any:
-        head = Head(
-            0,
-            0,
-            np.full((1, 1), 0.5, dtype=np.float32),
-            Verdicts(np.full((1, 1), kind, dtype=np.uint8), np.array([False])),
-        )
-        return DifferenceBrush(40, 40, 1, 72, 1.0).paint(head)
+        kinds = CellKinds(np.full((1, 1), kind, dtype=np.uint8))
+        panel = Panel(np.full((1, 1), 0.5, dtype=np.float32), kinds, SignedScale(1.0))
+        return PanelPainter(CellSize(40, 40), 72).paint(panel)
 
     a, b = painted(ONLY_A), painted(ONLY_B)
     for cells in (a, b):
@@ -214,15 +237,15 @@ def test_what_one_mask_allows_shows_through_lines_of_its_own():
     assert (b == b[:1]).all()  # upright lines
     assert (painted(WEIGHT) == MIDDLE + 25).all()
     assert ALARM in painted(NOT_A_NUMBER)
-    assert MIDDLE + 25 not in painted(FORBIDDEN)
-    assert MIDDLE + 25 not in painted(PADDING)
+    for kind in (FORBIDDEN, BLIND, PADDING):
+        assert MIDDLE + 25 not in painted(kind)
 
 
 @pytest.mark.parametrize(
     ("value", "text"), [(0.126, "+0.13"), (-0.126, "−0.13"), (0.0, "0"), (-0.001, "0")]
 )
 def test_numbers_in_cells_have_a_sign(value, text):
-    assert DifferenceBrush(1, 1, 1, 72, 1.0).written(value) == text
+    assert signed_digits(value) == text
 
 
 # ── pages ────────────────────────────────────────────────────────────────────────────────────
@@ -236,12 +259,12 @@ def test_the_overview_says_what_each_head_has():
     a, b = made(0, masks=("causal",), source="one"), made(1, source="two")
     b.attention[0, 0, 1] = a.attention[0, 0, 1]
     found = compare(a, b)
-    sheet = overview_sheet(Differences(found, 0, Look(), ("a.npz", "b.npz")))
+    sheet = overview_of(found, names=("a.npz", "b.npz"))
     texts = texts_of(sheet)
     assert sheet.title == "Difference B − A: 3 heads, 5 tokens"
     assert "A: a.npz, one, masks: causal · B: b.npz, two, no mask" in texts
     by_number = {head.head: head for head in found.heads}
-    largest = difference.signed(by_number[2].largest.difference, 2)
+    largest = signed(by_number[2].largest.difference, 2)
     assert f"{by_number[2].bits:.2g} bits · {largest}" in texts
     assert texts.count("the same") == 1
     top = max(head.difference for head in found.heads)
@@ -253,18 +276,13 @@ def test_the_overview_says_what_each_head_has():
 def test_matched_heads_are_named_twice():
     a = made(0)
     found = compare(a, replace(a, attention=a.attention[:, :, [2, 0, 1]]), match=True)
-    sheet = overview_sheet(Differences(found, 0, Look(), ("", "")))
+    sheet = overview_of(found)
     assert {"head 0 ~ 1", "head 1 ~ 2", "head 2 ~ 0"} <= set(texts_of(sheet))
-    title = (
-        Triptych(found, 0, found.heads[0], Look(), ("", ""), Scales(1, 1, False, False))
-        .sheet()
-        .title
-    )
-    assert title == "Head 0 of A, head 1 of B"
+    assert three_of(found, found.heads[0]).title == "Head 0 of A, head 1 of B"
     a, b = made(0, layers=2), made(1, layers=2)
     found = compare(a, b, layers=[1], heads=[2])
     head = found.heads[0]
-    page = Triptych(found, 0, head, Look(), ("", ""), Scales(1, 1, False, False)).sheet()
+    page = three_of(found, head)
     assert page.title == "Layer 1 · head 2"
     values = [float(r.attention[1, 0, 2].max(-1).mean()) for r in (a, b)]
     shown = [text for text in texts_of(page) if text.startswith("entropy")]
@@ -275,7 +293,7 @@ def test_distances_are_those_of_the_sequence():
     a, b = made(0, batch=2), made(1, batch=2)
     b.attention[:, 0] = a.attention[:, 0]
     found = compare(a, b)
-    sheets = [overview_sheet(Differences(found, s, Look(), ("", ""))) for s in (0, 1)]
+    sheets = [overview_of(found, s) for s in (0, 1)]
     assert texts_of(sheets[0]).count("the same") == 3
     first = next(head for head in found.heads if head.head == 0)
     assert first.by_sequence == (0, pytest.approx(2 * first.bits))
@@ -285,10 +303,9 @@ def test_distances_are_those_of_the_sequence():
 
 def test_several_layers_are_a_matrix():
     found = compare(made(0, layers=2), made(1, layers=2))
-    sheet = overview_sheet(Differences(found, 0, Look(), ("", "")))
-    maps = [p for p in sheet.pictures if p.cells.shape == sheet.pictures[0].cells.shape]
-    assert len({p.left for p in maps}) == 3
-    assert len({p.top for p in maps}) == 2
+    sheet = overview_of(found)
+    assert len({placed.left for placed in sheet.panels}) == 3
+    assert len({placed.top for placed in sheet.panels}) == 2
 
 
 def test_what_cannot_be_compared_says_why():
@@ -296,14 +313,14 @@ def test_what_cannot_be_compared_says_why():
     b.attention[0, 0, 1] = np.nan
     allowed = np.zeros((1, 1, 3, 5, 5), dtype=bool)
     allowed[:, :, 1:] = True
-    sheet = overview_sheet(Differences(compare(a, b), 0, Look(), ("", "")))
+    sheet = overview_of(compare(a, b))
     assert {"not a number"} < set(texts_of(sheet))
     blind = replace(a, allowed=allowed, attention=np.where(allowed, a.attention, 0))
     found = compare(blind, blind)
-    sheet = overview_sheet(Differences(found, 0, Look(), ("", "")))
+    sheet = overview_of(found)
     assert "sees nothing" in texts_of(sheet)
     head = next(head for head in found.heads if head.head == 0)
-    page = Triptych(found, 0, head, Look(), ("", ""), Scales(1, 1, False, False)).sheet()
+    page = three_of(found, head)
     assert "no distance · no difference" in texts_of(page)
 
 
@@ -311,22 +328,24 @@ def test_a_triptych_has_a_b_and_their_difference():
     a, b = made(0, allowed=np.tril(np.ones((5, 5)))), made(1)
     found = compare(a, b)
     head = found.heads[0]
-    scales = Scales.of(found, 0, [head], Look())
-    sheet = Triptych(found, 0, head, Look(annotate=True), ("a", "b"), scales).sheet()
-    assert scales.difference == pytest.approx(head.difference)
-    assert scales.weight == pytest.approx(
+    scales = common_scales(found, 0, [head], FigureOptions())
+    sheet = three_of(found, head, ("a", "b"), annotate=True)
+    assert scales.difference.top == pytest.approx(head.difference)
+    assert scales.weight.top == pytest.approx(
         max(float(r.attention[0, 0, head.head].max()) for r in (a, b))
     )
-    first, second, _, third = sheet.pictures[:4]  # after the second comes the bar of weights
+    first, second, third = sheet.panels
     assert first.top == second.top == third.top
-    assert first.left < second.left < third.left
-    assert set(np.unique(second.cells)) <= set(range(WEIGHTS))
-    assert set(np.unique(third.cells)) <= {*range(WEIGHTS, COLOURS), INK}
+    weights, differences = sheet.bars
+    assert first.left < second.left < weights.left < third.left < differences.left
+    painter = PanelPainter(first.cell, 150)
+    assert set(np.unique(painter.paint(second.panel))) <= set(WEIGHT_COLOURS)
+    assert set(np.unique(painter.paint(third.panel))) <= {*DIFFERENCE_COLOURS, INK}
     place = head.largest
     line = next(text for text in texts_of(sheet) if "bits apart" in text)
     assert line == (
         f"{head.bits:.3g} bits apart · largest difference "
-        f"{difference.signed(place.difference, 3)}, from query {place.query} {place.query_token} "
+        f"{signed(place.difference, 3)}, from query {place.query} {place.query_token} "
         f"to key {place.key} {place.key_token}: {place.a:.3g} in A, {place.b:.3g} in B"
     )
     assert line in sheet.description
@@ -339,32 +358,33 @@ def test_a_triptych_has_a_b_and_their_difference():
 def test_scales_are_common_and_can_be_given():
     found = compare(made(0), made(1))
     largest = max(found.heads, key=lambda head: head.difference)
-    scales = Scales.of(found, 0, found.heads, Look())
-    assert scales.difference == pytest.approx(largest.difference)
-    assert not scales.difference_clipped
-    scales = Scales.of(found, 0, found.heads, Look(vmax=0.01))
-    assert scales == Scales(0.01, 0.01, True, True)
-    sheet = overview_sheet(Differences(found, 0, Look(vmax=0.01), ("", "")))
+    scales = common_scales(found, 0, found.heads, FigureOptions())
+    assert scales.difference.top == pytest.approx(largest.difference)
+    assert not scales.difference.clipped
+    scales = common_scales(found, 0, found.heads, FigureOptions(vmax=0.01))
+    for scale in (scales.weight, scales.difference):
+        assert (scale.top, scale.clipped) == (0.01, True)
+    sheet = overview_of(found, vmax=0.01)
     assert {"≥ +0.01", "≤ −0.01"} <= set(texts_of(sheet))
 
 
 @pytest.mark.parametrize("theme", ["light", "dark"])
 def test_files_of_every_form(tmp_path: Path, theme: str):
     found = compare(made(0), made(1))
-    look = Look(theme=theme, dpi=60)
+    options = FigureOptions(theme=theme, dpi=60)
     for suffix in ("png", "svg", "pdf"):
         place = tmp_path / f"d.{suffix}"
-        assert draw_differences(found, 0, place, look) == []
+        assert draw_differences(found, 0, place, options) == []
         first = place.read_bytes()
-        draw_differences(found, 0, place, look)
+        draw_differences(found, 0, place, options)
         assert place.read_bytes() == first
     with Image.open(tmp_path / "d.png") as image:
         pixels = np.asarray(image.convert("RGB")).reshape(-1, 3)
         assert image.info["Title"] == "Difference B − A: 3 heads, 5 tokens"
     colours = {tuple(colour) for colour in pixels.tolist()}
-    colour_map = palette(TwoMaps.of(look)).tolist()
+    colour_map = palette(options, two_maps=True).tolist()
     assert tuple(colour_map[COLOURS - 1]) in colours  # the strongest, in the bar
-    assert tuple(colour_map[WEIGHTS]) in colours
+    assert tuple(colour_map[DIFFERENCE_COLOURS[0]]) in colours
     assert ET.parse(tmp_path / "d.svg").getroot().tag.endswith("svg")
     assert (tmp_path / "d.pdf").read_bytes()[:5] == b"%PDF-"
 
@@ -373,7 +393,7 @@ def test_a_file_for_each_target(tmp_path: Path):
     found = compare(made(0), made(1))
     calls: list[int] = []
     targets = [(head, tmp_path / f"{i}.png") for i, head in enumerate(found.heads[:2])]
-    draw_triptychs(found, 0, targets, Look(dpi=60), on_done=lambda: calls.append(1))
+    draw_three_panels(found, 0, targets, FigureOptions(dpi=60), on_done=lambda: calls.append(1))
     assert len(calls) == 2
     for head, place in targets:
         with Image.open(place) as image:
@@ -384,15 +404,15 @@ def test_a_long_text_is_pooled_and_said(tmp_path: Path):
     words = tuple(map(str, range(200)))
     a, b = made(0, heads=8, queries=words), made(1, heads=8, queries=words)
     found = compare(a, b)
-    look = Look(dpi=50, annotate=True)
-    said = draw_differences(found, 0, tmp_path / "d.png", Look(dpi=50))
+    options = FigureOptions(dpi=50, annotate=True)
+    said = draw_differences(found, 0, tmp_path / "d.png", FigureOptions(dpi=50))
     assert said[0] == (
         "overview: each cell shows the largest of 2 × 2 differences; the heads' own pictures show "
         "more"
     )
     words = tuple(map(str, range(1100)))
     found = compare(made(0, heads=1, queries=words), made(1, heads=1, queries=words))
-    said = draw_triptychs(found, 0, [(found.heads[0], tmp_path / "t.png")], look)
+    said = draw_three_panels(found, 0, [(found.heads[0], tmp_path / "t.png")], options)
     assert said[0] == "heads: each cell shows the largest of 2 × 2 weights"
     assert said[-1] == "heads: the cells are too small for numbers"
 
@@ -401,7 +421,7 @@ def test_memory_is_asked_for_first(monkeypatch):
     found = compare(made(0), made(1))
     monkeypatch.setattr("attnviz.machine.free_memory", lambda: 100)
     with pytest.raises(InputError) as caught:
-        Differences(found, 0, Look(), ("", ""))
+        difference_panels(found, 0, FigureOptions())
     assert str(caught.value) == (
         "a picture of 3 differences of 5 × 5 needs 450 B of memory and 100 B are free; choose "
         "fewer with --layers and --heads"
@@ -411,9 +431,9 @@ def test_memory_is_asked_for_first(monkeypatch):
 def test_no_tokens_is_a_picture_of_padding(tmp_path: Path):
     a = made(0, lengths=np.array([0]), key_lengths=np.array([0]))
     found = compare(a, a)
-    assert (heads_of(a, a).head(0, 0).verdicts.kinds == PADDING).all()
-    draw_differences(found, 0, tmp_path / "d.png", Look(dpi=60))
-    draw_triptychs(found, 0, [(found.heads[0], tmp_path / "t.png")], Look(dpi=60))
+    assert (cells_of(a, a).cells((0, 0))[1].cells == PADDING).all()
+    draw_differences(found, 0, tmp_path / "d.png", FigureOptions(dpi=60))
+    draw_three_panels(found, 0, [(found.heads[0], tmp_path / "t.png")], FigureOptions(dpi=60))
 
 
 def test_the_matrix_of_distances(tmp_path: Path):
@@ -421,8 +441,9 @@ def test_the_matrix_of_distances(tmp_path: Path):
     b.attention[2, :, 1] = np.nan
     b.attention[3, :, 2] = a.attention[3, :, 2]
     found = compare(a, b, layers=[1, 2, 3], heads=[0, 1, 2])
-    sheet = distances._sheet(found, Look(), Fonts([]), "a caption")
-    cells = sheet.pictures[0].cells
+    sheet = distances_drawing(found, FigureOptions(), "a caption")[0]
+    placed = sheet.panels[0]
+    cells = PanelPainter(placed.cell, 150).paint(placed.panel)
     n_rows, n_columns = 3, 3
     high, wide = cells.shape[0] // n_rows, cells.shape[1] // n_columns
     top = max(head.bits for head in found.heads if head.bits == head.bits)
@@ -442,7 +463,7 @@ def test_the_matrix_of_distances(tmp_path: Path):
     assert [text for text in texts if text in "123"][:3] == ["1", "2", "3"]
     assert "not a number" in texts
     place = tmp_path / "m.png"
-    assert draw_distances(found, place, Look(dpi=60), ("a.npz", "b.npz")) == []
+    assert draw_distances(found, place, FigureOptions(dpi=60), ("a.npz", "b.npz")) == []
     with Image.open(place) as image:
         assert "a.npz" in image.info["Description"]
         assert "2 sequences" in image.info["Description"]
@@ -452,7 +473,7 @@ def test_the_matrix_of_distances(tmp_path: Path):
     ("bits", "text"), [(0, "0"), (0.0093, ".009"), (1.0, "1.000"), (7.2e-14, "7e-14")]
 )
 def test_bits_in_cells(bits, text):
-    assert distances.DistanceBrush(1, 1, 1, 72, 1.0).written(bits) == text
+    assert bits_in_cell(bits) == text
 
 
 # ── words ────────────────────────────────────────────────────────────────────────────────────
@@ -480,7 +501,7 @@ def test_the_table_has_the_numbers():
         want = [str(rank), f"L{head.layer}", f"H{head.head}", f"{head.bits:.3g}"]
         assert row.split()[:4] == want
         assert row.split()[5:] == [
-            difference.signed(place.difference, 3),
+            signed(place.difference, 3),
             f"{place.a:.3f}",
             f"{place.b:.3f}",
             str(place.query), place.query_token, "→", str(place.key), place.key_token,
@@ -626,7 +647,7 @@ def mapped(found: Any, width: int = 80, color: str | None = None, **how: Any) ->
         emoji=False,
         highlight=False,
     )
-    difference_map(found, found.heads[0], 0, console, **how)
+    print_difference_map(found, found.heads[0], 0, console, **how)
     return [line.rstrip() for line in console.file.getvalue().splitlines()]
 
 
@@ -678,7 +699,6 @@ def test_a_long_text_is_reduced_and_said():
     [
         ("truecolor", "48;2;255;219;207", "48;2;207;230;255"),
         ("256", "48;5;224", "48;5;189"),
-        ("standard", "105", "106"),
     ],
 )
 def test_colours_from_less_to_more(system, more, less):
@@ -708,11 +728,11 @@ def test_layers_have_their_models_numbers():
     assert document["a"]["layers"] == [3, 8]
     assert {head["layer"] for head in document["heads"]} == {3, 8}
     assert document["largest"]["layer"] == (3, 8)[found.largest.layer]
-    page = Triptych(found, 0, head, Look(), ("", ""), Scales(1, 1, False, False)).sheet()
+    page = three_of(found, head)
     assert page.title == f"Layer 8 · head {head.head}"
-    sheet = overview_sheet(Differences(found, 0, Look(), ("", "")))
+    sheet = overview_of(found)
     assert "layer 8 · head 0" in texts_of(sheet)
-    matrix = distances._sheet(found, Look(), Fonts([]), "")
+    matrix = distances_drawing(found, FigureOptions(), "")[0]
     assert {"3", "8"} <= set(texts_of(matrix))
     assert compare(a, made(1, layers=2)).notes == (
         "A's layers are 3, 8 of their model and B's 0, 1: they are compared in order",

@@ -1,11 +1,10 @@
-"""How pictures look: what a person can choose, checked without loading matplotlib."""
+"""What a person can choose about pictures, checked without loading matplotlib."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from difflib import get_close_matches
 from math import isfinite
-from typing import Any
 
 from attnviz.config import choice
 from attnviz.errors import ConfigError, printable
@@ -29,7 +28,7 @@ matplotlib for them takes longer than saying that a name is wrong."""
 
 
 @dataclass(frozen=True)
-class Look:
+class FigureOptions:
     """The choices behind `--cmap --vmax --annotate --theme --dpi`.
 
     `vmax` is the weight that the strongest colour stands for. None takes the largest weight that is
@@ -59,10 +58,3 @@ class Look:
             raise ConfigError(
                 f"--dpi is {self.dpi}; it must be between {SMALLEST_DPI} and {LARGEST_DPI}"
             )
-
-    def ramp(self, n: int) -> Any:
-        """The `n` colours of the pictures' cells, float `[n 3]`, from 0 to 1: the colour map."""
-        import numpy as np
-        from matplotlib import colormaps
-
-        return colormaps[self.cmap](np.linspace(0, 1, n))[:, :3]

@@ -12,15 +12,15 @@ import pytest
 from PIL import Image
 
 from attnviz.errors import InputError
-from attnviz.render.look import Look
-from attnviz.render.photo import FAINTEST, STRONGEST, draw_photo
-from attnviz.render.sheet import palette
+from attnviz.render.figure_options import FigureOptions
+from attnviz.render.overlay_picture import FAINTEST, STRONGEST, draw_overlay
+from attnviz.render.palette import palette, sequential
 from attnviz.result import Attention, from_batches
 from attnviz.tokens import make_batch
 
 ROWS, COLUMNS = 3, 5
 GREY = 120
-LOOK = Look(dpi=72)
+OPTIONS = FigureOptions(dpi=72)
 
 
 @dataclass(frozen=True, eq=False)
@@ -65,7 +65,7 @@ def tiles(path: Path) -> list[npt.NDArray[Any]]:
 
 def corners(page: npt.NDArray[Any], high: int, wide: int) -> list[tuple[int, int]]:
     """Where frames of that size are: lines of the frame's tone around."""
-    frame = palette(LOOK)[200 + round(0.55 * 47)]
+    frame = palette(OPTIONS)[200 + round(0.55 * 47)]
     lines = (page == frame).all(-1)
     found = []
     for y, x in np.argwhere(lines):
@@ -89,13 +89,13 @@ def words_of(path: Path) -> dict[Any, Any]:
 def laid_over(weight: float, top: float) -> npt.NDArray[Any]:
     """The colour of a patch of the grey photo with this weight."""
     strength = min(weight / top, 1)
-    colour = LOOK.ramp(200)[min(int(strength * 200), 199)] * 255
+    colour = sequential(OPTIONS.cmap, 200)[min(int(strength * 200), 199)] * 255
     share = FAINTEST + (STRONGEST - FAINTEST) * strength
     return GREY + share * (colour - GREY)
 
 
 def test_each_patch_has_the_colour_of_its_weight(tmp_path: Path) -> None:
-    assert draw_photo(result(), 0, PHOTO, tmp_path / "a.png", LOOK) == []
+    assert draw_overlay(result(), 0, PHOTO, tmp_path / "a.png", OPTIONS) == []
     found = tiles(tmp_path / "a.png")
     assert len(found) == 5  # the picture, and four heads
     assert (found[0] == GREY).all()
@@ -108,7 +108,7 @@ def test_each_patch_has_the_colour_of_its_weight(tmp_path: Path) -> None:
 
 
 def test_a_patch_that_looks_is_outlined(tmp_path: Path) -> None:
-    draw_photo(result(), 0, PHOTO, tmp_path / "a.png", LOOK, [(0, 0)], "r1c2")
+    draw_overlay(result(), 0, PHOTO, tmp_path / "a.png", OPTIONS, [(0, 0)], "r1c2")
     photo, tile = tiles(tmp_path / "a.png")
     for picture in (photo, tile):
         patch = picture[1, 2]
@@ -123,7 +123,7 @@ def test_a_patch_that_looks_is_outlined(tmp_path: Path) -> None:
 
 def test_without_a_token_for_the_whole_it_is_the_mean(tmp_path: Path) -> None:
     seen = Seen(PHOTO.pixels, n_before=0)
-    draw_photo(result(()), 0, seen, tmp_path / "a.png", LOOK, [(0, 0)])
+    draw_overlay(result(()), 0, seen, tmp_path / "a.png", OPTIONS, [(0, 0)])
     assert words_of(tmp_path / "a.png")["Title"] == (
         "Attention on the picture: mean over all queries"
     )
@@ -135,8 +135,8 @@ def test_without_a_token_for_the_whole_it_is_the_mean(tmp_path: Path) -> None:
 
 
 def test_a_scale_of_ones_own_and_words_for_those_who_cannot_see(tmp_path: Path) -> None:
-    look = Look(dpi=72, vmax=0.25)
-    draw_photo(result(), 0, PHOTO, tmp_path / "a.png", look, [(1, 0)], "[CLS]")
+    options = FigureOptions(dpi=72, vmax=0.25)
+    draw_overlay(result(), 0, PHOTO, tmp_path / "a.png", options, [(1, 0)], "[CLS]")
     _, tile = tiles(tmp_path / "a.png")
     assert np.abs(tile[0, 1] - laid_over(0.5, 0.25)).max() <= 1
     info = words_of(tmp_path / "a.png")
@@ -149,7 +149,7 @@ def test_a_scale_of_ones_own_and_words_for_those_who_cannot_see(tmp_path: Path) 
 
 def test_padding_behind_the_patches_is_left_out(tmp_path: Path) -> None:
     for padded in (0, 3):
-        draw_photo(result(padded=padded), 0, PHOTO, tmp_path / f"{padded}.png", LOOK)
+        draw_overlay(result(padded=padded), 0, PHOTO, tmp_path / f"{padded}.png", OPTIONS)
     assert (tmp_path / "0.png").read_bytes() == (tmp_path / "3.png").read_bytes()
 
 
@@ -163,17 +163,17 @@ def test_patches_of_a_pixel_have_room_for_one_line(tmp_path: Path) -> None:
     allowed = np.broadcast_to(np.True_, (1, 1, 1, n, n))
     many = from_batches(weights, allowed, batch, batch)
     seen = Seen(np.full((side, side, 3), GREY, np.uint8), side, side, 0)
-    draw_photo(many, 0, seen, tmp_path / "a.png", LOOK, None, "r1c1")
+    draw_overlay(many, 0, seen, tmp_path / "a.png", OPTIONS, None, "r1c1")
     page = np.asarray(Image.open(tmp_path / "a.png").convert("RGB"))
     assert (page == 0).all(-1).sum() >= 4
 
 
 def test_patches_that_do_not_fit(tmp_path: Path) -> None:
     with pytest.raises(InputError) as caught:
-        draw_photo(result(("[CLS]", "[REG1]")), 0, PHOTO, tmp_path / "a.png", LOOK)
+        draw_overlay(result(("[CLS]", "[REG1]")), 0, PHOTO, tmp_path / "a.png", OPTIONS)
     assert str(caught.value) == (
         "a picture of 3 × 5 patches after 1 other tokens does not fit sequence 0, which has 17"
     )
     with pytest.raises(InputError, match="query r9c9 is no token of sequence 0"):
-        draw_photo(result(), 0, PHOTO, tmp_path / "a.png", LOOK, None, "r9c9")
+        draw_overlay(result(), 0, PHOTO, tmp_path / "a.png", OPTIONS, None, "r9c9")
     assert list(tmp_path.iterdir()) == []

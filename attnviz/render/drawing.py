@@ -1,9 +1,4 @@
-"""A sheet of paper: text, lines and pictures placed in points, to be written as PNG, SVG or PDF.
-
-Everything on a sheet is ink on paper, in tones from 0 (paper) to 1 (ink), beside the colours of one
-colour map. A PNG therefore needs a palette and no more: `COLOURS` entries of the map, `TONES`
-steps from paper to ink, and one colour of alarm. Pictures are arrays of those indices.
-"""
+"""What a picture consists of: text, lines, colour bars and panels, placed in points."""
 
 from __future__ import annotations
 
@@ -11,44 +6,11 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
 
-import numpy as np
-import numpy.typing as npt
-
+from attnviz.render.figure_options import FigureOptions
 from attnviz.render.fonts import Fonts
-from attnviz.render.look import Look
-
-Indices = npt.NDArray[np.uint8]
-
-COLOURS = 200
-TONES = 48
-ALARM = COLOURS + TONES
-"""Index of the colour that no map and no tone has: cells that hold no number."""
-
-RED = (214, 39, 40)
-THEMES = {
-    "light": ((255, 255, 255), (23, 26, 31)),
-    "dark": ((18, 20, 24), (232, 234, 238)),
-}
-"""Paper and ink."""
-
+from attnviz.render.panel import Panel
 
 FRAME_TONE = 0.55
-
-
-def tone_index(tone: float) -> int:
-    """The palette entry of a tone between 0 (paper) and 1 (ink)."""
-    return COLOURS + round(tone * (TONES - 1))
-
-
-def palette(look: Look) -> npt.NDArray[np.uint8]:
-    """The 256 colours of a look, uint8 `[256, 3]`."""
-    colours = np.zeros((256, 3))
-    colours[:COLOURS] = look.ramp(COLOURS) * 255
-    paper, ink = (np.array(rgb, dtype=float) for rgb in THEMES[look.theme])
-    steps = np.linspace(0, 1, TONES)[:, None]
-    colours[COLOURS : COLOURS + TONES] = paper + steps * (ink - paper)
-    colours[ALARM] = RED
-    return colours.round().astype(np.uint8)
 
 
 @dataclass(frozen=True)
@@ -69,8 +31,8 @@ class Text:
 
 
 @dataclass(frozen=True)
-class Number:
-    """Digits in the middle of a cell at (x, y), in the ink that contrasts with its colour."""
+class CellNumber:
+    """Digits in the middle of a cell at (x, y), in the colour that contrasts with the cell's."""
 
     x: float
     y: float
@@ -92,34 +54,65 @@ class Line:
 
 
 @dataclass(frozen=True)
-class Picture:
-    """Palette indices, one a pixel; where the top left of them is, in pixels of the sheet."""
+class CellSize:
+    """Pixels of a cell, `pool` × `pool` values in each."""
+
+    width: int
+    height: int
+    pool: int = 1
+
+
+@dataclass(frozen=True)
+class PlacedPanel:
+    """A panel, and where its top left is, in pixels of the drawing."""
 
     left: int
     top: int
-    cells: Indices
-    framed: bool = True
+    panel: Panel
+    cell: CellSize
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Height and width in pixels."""
+        rows, columns = (-(-n // self.cell.pool) for n in self.panel.values.shape)
+        return rows * self.cell.height, columns * self.cell.width
+
+
+@dataclass(frozen=True)
+class ColourBar:
+    """The colours of a scale, the strongest on top; in pixels of the drawing."""
+
+    left: int
+    top: int
+    width: int
+    height: int
+    colours: range
 
 
 @dataclass
-class Sheet:
+class Drawing:
     """What is on the paper. Points from the top left, y downwards; `dpi` pixels an inch."""
 
-    look: Look
+    options: FigureOptions
     fonts: Fonts
-    title: str
-    description: str
+    title: str = ""
+    description: str = ""
     width: float = 0.0
     height: float = 0.0
     texts: list[Text] = field(default_factory=list)
     lines: list[Line] = field(default_factory=list)
-    pictures: list[Picture] = field(default_factory=list)
-    numbers: list[Number] = field(default_factory=list)
+    numbers: list[CellNumber] = field(default_factory=list)
+    panels: list[PlacedPanel] = field(default_factory=list)
+    samples: list[PlacedPanel] = field(default_factory=list)
+    """Cells of the legend."""
+    bars: list[ColourBar] = field(default_factory=list)
+    two_maps: bool = False
+    """Whether the palette has a map of differences beside that of weights."""
 
     @property
     def scale(self) -> float:
         """Pixels a point."""
-        return self.look.dpi / 72
+        return self.options.dpi / 72
 
     @property
     def size(self) -> tuple[int, int]:
@@ -131,7 +124,7 @@ class Sheet:
         if self.fonts.is_simple(text):
             return simple_width(text, round(size * self.scale, 3), bold) / self.scale
         shown, families = self.fonts.drawable(text), self.fonts.families(text)
-        return _shaped_width(shown, families, size, self.look.dpi)
+        return _shaped_width(shown, families, size, self.options.dpi)
 
     def wrapped(self, text: str, size: float, width: float) -> list[str]:
         """`text` in lines of at most `width` points, broken at spaces."""
@@ -143,6 +136,13 @@ class Sheet:
             else:
                 lines.append(word)
         return lines
+
+    def add_paragraph(self, left: float, top: float, text: str, width: float, size: float) -> float:
+        """Lines of text in a quiet tone; returns the height that they took."""
+        lines = self.wrapped(text, size, width) if text else []
+        for i, line in enumerate(lines):
+            self.texts.append(Text(left, top + size + i * size * 1.4, line, size, 0.62))
+        return len(lines) * size * 1.4
 
 
 @lru_cache(16384)
@@ -178,7 +178,7 @@ def agg_renderer(width: int, height: int, dpi: int) -> Any:
 
 @lru_cache(1024)
 def font_properties(families: tuple[str, ...], size: float, bold: bool = False) -> Any:
-    """How matplotlib is told of fonts, in the order to try."""
+    """Fonts as matplotlib takes them, in the order to try."""
     from matplotlib.font_manager import FontProperties
 
     return FontProperties(family=list(families), size=size, weight="bold" if bold else "normal")
