@@ -91,7 +91,8 @@ def head_panels(
     return PanelSet(
         list(pairs),
         panel,
-        *axes,
+        axes[0],
+        axes[1],
         title=f"Attention: {plural(len(pairs), 'head')}, {sizes_in_words(*axes)}",
         caption=caption,
         measured=partial(_measured, attention.is_part),
