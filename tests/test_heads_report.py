@@ -11,6 +11,7 @@ from xml.etree import ElementTree as ET
 
 import numpy as np
 import pytest
+from rich.color import Color, ColorSystem
 from rich.console import Console
 
 from attnviz.measures.glossary import GLOSSARY
@@ -24,11 +25,11 @@ from attnviz.render.heads_page import write_page
 from attnviz.render.heads_report import (
     HeadReport,
     notable,
-    print_matrix,
     print_report,
     sentence,
     summary,
 )
+from attnviz.render.terminal_matrix import print_matrix
 
 PLAIN = {"self": 0.1, "previous": 0.2, "next": 0.05, "first": 0.2, "separator": 0.1,
          "same_token": 0.1, "entropy": 2.5, "largest": 0.4, "distance": 120.0, "sink": 0.1,
@@ -236,19 +237,23 @@ def test_the_matrix_in_the_terminal() -> None:
         stream.flush()
         return stream.buffer.getvalue().decode(encoding).splitlines()  # type: ignore[attr-defined]
 
-    assert matrix(80)[1:-1] == ["  0 1 2", "0", "1 ██", "2", "7   --"]
-    assert matrix(80, "ascii")[3] == "1 ##"
+    assert matrix(80)[1:6] == ["  0 1 2", "0 ░ ░ ░", "1 ██░ ░", "2 ░ ░ ░", "7 ░ ××░"]
+    assert matrix(80)[6:] == [
+        "0 [  ░ ░░▒░▒▒▓▒▓▓█▓██] 0.7  ×× not a number  rows: layers  columns: heads"
+    ]
+    assert matrix(80, "ascii")[3] == "1 @@...."
     narrow = matrix(4)
     assert max(map(len, narrow)) <= 4
     at = narrow.index("  01")
-    assert narrow[at : at + 10] == ["  01", "0", "1 █", "2", "7  -", "  2", "0", "1", "2", "7"]
-    assert "\x1b[" in matrix(80, colors="256")[3]
+    assert narrow[at : at + 10] == ["  01", "0", "1 █", "2", "7  ×", "  2", "0", "1", "2", "7"]
+    yellow = Color.from_rgb(253, 231, 37).downgrade(ColorSystem.EIGHT_BIT).number
+    assert f"\x1b[48;5;{yellow}m" in matrix(80, colors="256")[3]  # as large as in a picture
     flat = HeadReport({"sink": np.zeros((1, 1))}, (0,), "x")
     stream = io.StringIO()
     print_matrix(flat, "sink", make_console(stream, {}))
     none = HeadReport({"sink": np.full((1, 1), np.nan)}, (0,), "x")
     print_matrix(none, "sink", make_console(stream, {}))
-    assert "0 --" in stream.getvalue()
+    assert "0 ××" in stream.getvalue()
 
 
 def test_numbers_of_many_heads_stand_upright() -> None:

@@ -81,6 +81,10 @@ class LinearScale(Scale):
 
     low: float = 0.0
 
+    @property
+    def ends(self) -> tuple[str, str]:
+        return f"{self.low:.4g}", f"{self.top:.4g}"
+
     def steps(self, values: Values, n: int) -> npt.NDArray[Any]:
         with np.errstate(over="ignore"):
             above = values - self.low if self.low else values

@@ -60,6 +60,8 @@ LABEL_LINES = 3
 GAP = "  "
 """Between heads that stand side by side."""
 
+AXES_IN_WORDS = ("rows: queries", "columns: keys")
+
 NO_TOKENS = "no tokens: there is nothing to draw"
 
 SPELLED = re.compile("<U\\+([0-9A-F]{4,6})>")
@@ -161,8 +163,8 @@ def _print_pooled(
     of = f"each cell is the mean of {rows} × {keys} weights, those that are allowed"
     size = f"{pooled.n_queries:,} × {pooled.n_keys:,} in all"
     write(console, *side_by_side(maps, plan, glyphs, console.width))
-    remarks = ("numbers: positions", f"{of}; {size}")
-    write(console, *_legend(drawn, panels.masks, plan, glyphs, console.width, remarks))
+    remarks = (*AXES_IN_WORDS, "numbers: positions", f"{of}; {size}")
+    write(console, *map_legend(drawn, panels.masks, plan, glyphs, console.width, remarks))
 
 
 def _positions(axis: TokenAxis | PositionAxis, named: bool) -> TokenAxis:
@@ -193,13 +195,14 @@ def _print_set(
     lines = side_by_side(shown, plan, glyphs, console.width, titled)
     write(console, *lines)
     parts = (
+        *AXES_IN_WORDS,
         *(remarks if not titled else ()),
         *_plan_remarks(maps, plan, panels.values),
         *(remarks if titled else ()),
         *_scale_remarks(drawn, glyphs, panels.values),
         *after,
     )
-    write(console, *_legend(drawn, panels.masks, plan, glyphs, console.width, parts))
+    write(console, *map_legend(drawn, panels.masks, plan, glyphs, console.width, parts))
 
 
 # ── what is shown ────────────────────────────────────────────────────────────────────────────
@@ -318,7 +321,7 @@ def side_by_side(
         if titled:
             lines.append(_beside(margin, [Text(titles[i], "bold") for i in some], body))
         lines += [_beside(margin, [line] * len(some), body) for line in above]
-        painted = [_rows(codes[i], plan, glyphs) for i in some]
+        painted = [map_lines(codes[i], plan, glyphs) for i in some]
         for label, *row in zip(labels, *painted, strict=True):
             lines.append(_beside(label, row, body))
         lines.append(Text())
@@ -340,7 +343,7 @@ def _beside(margin: Text, parts: Sequence[Text], body: int) -> Text:
     return line
 
 
-def _rows(codes: npt.NDArray[np.int64], plan: MapPlan, glyphs: CellGlyphs) -> Iterator[Text]:
+def map_lines(codes: npt.NDArray[np.int64], plan: MapPlan, glyphs: CellGlyphs) -> Iterator[Text]:
     """The lines of one map."""
     lines = codes.tolist()
     if plan.half:
@@ -408,7 +411,7 @@ def _ruler(keys: TokenAxis, plan: MapPlan, columns: int) -> str:
 # ── the legend ───────────────────────────────────────────────────────────────────────────────
 
 
-def _legend(
+def map_legend(
     panels: Sequence[Panel],
     masks: Sequence[str],
     plan: MapPlan,
@@ -431,7 +434,6 @@ def _legend(
             words += f" by {', '.join(map(printable, names))}"
         sample = sample_of(glyphs, glyphs.levels + kind, plan)
         pieces.append(sample.append(notation(f" {words}", plain)))
-    remarks = ("rows: queries", "columns: keys", *remarks)
     pieces += [Text(notation(remark, plain)) for remark in remarks]
     return flow(pieces, width)
 
