@@ -112,7 +112,8 @@ class Report:
     findings: tuple[Finding, ...]
     layers: tuple[int, ...]
     """The number of each layer in its model."""
-    remarks: tuple[str, ...] = field(default=())
+    notes_on_reading: tuple[str, ...] = field(default=())
+    """How arrays were read, and what that means for the checks."""
 
     def __iter__(self) -> Iterator[Finding]:
         return iter(self.findings)

@@ -5,30 +5,21 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
-from math import sqrt
 
 import numpy as np
 
-from attnviz.checks import lookalikes
-from attnviz.checks.finding import number
+from attnviz.checks import mask_in_force
+from attnviz.checks.checked_weights import Array, CheckedWeights
+from attnviz.checks.dropout import LEAST_DROPOUT
 from attnviz.checks.precision import row_tolerance
-from attnviz.checks.scan import DropoutSums, Evidence, Tally
-from attnviz.checks.subject import Array, Subject
+from attnviz.checks.report import number
+from attnviz.checks.scan import ScanCounts, Tally
 
 MOST_DIAGNOSES = 16
 """Layers whose worst head is looked at again."""
 
 TRIED = 16
 """Rows or columns of a head that are looked at for a sum over another axis."""
-
-LEAST_DROPOUT = 0.005
-"""The smallest p that is told from rounding."""
-
-MOST_DROPOUT = 0.999
-"""The largest p that anybody trains with, and more."""
-
-MOST_SHARED = 0.9
-"""Share of the zeros that all heads may have in common before they are a mask, and no dropout."""
 
 LOGARITHMS = (
     "these are logarithms of weights: exp of a row sums to 1 (log_softmax where softmax belongs); "
@@ -37,15 +28,15 @@ LOGARITHMS = (
 SCORES = "these look like scores, before softmax; --softmax turns them into weights"
 
 Why = Callable[[int, int, Array], str]
-"""(layer, head, place) → a cause, or "" where none can be told. A place is sequence, query, key."""
+"""(layer, head, place) → a cause, or "" for none. A place is (sequence, query, key)."""
 
 
 @dataclass(frozen=True)
-class Causes:
-    """The evidence of a scan, and the weights to look at again."""
+class NumericCauses:
+    """What a scan counted, and the weights to look at again."""
 
-    subject: Subject
-    seen: Evidence
+    checked: CheckedWeights
+    seen: ScanCounts
 
     def of(self, tally: Tally, why: Why, layers: set[int] | None = None) -> str:
         """The commonest cause among the worst heads of the layers."""
@@ -60,16 +51,16 @@ class Causes:
     def not_finite(self, layer: int, head: int, place: Array) -> str:
         """Why there is a NaN or an infinity."""
         sequence, query, _ = place.tolist()
-        weights = self.subject.layers[layer]
-        allowed = self.subject.allowed(layer, sequence, slice(query, query + 1))
+        weights = self.checked.layers[layer]
+        allowed = self.checked.allowed(layer, sequence, slice(query, query + 1))
         if allowed is not None and not allowed[head if len(allowed) > 1 else 0].any():
-            real = bool(self.subject.query_valid[sequence, query])
+            real = bool(self.checked.query_valid[sequence, query])
             where = "" if real else ", here a row of padding,"
             return (
                 f"a row that may see nothing{where} is NaN: softmax of a row that is -inf "
                 "everywhere. Set such rows to 0; in the next layer NaN reaches the other tokens"
             )
-        shape = self._obeyed(layer, head, place) or lookalikes.blinded(self.subject, layer)
+        shape = self._obeyed(layer, head, place) or mask_in_force.blinded(self.checked, layer)
         if shape:
             return f"{shape}; a row that sees nothing by it is NaN"
         row = weights[sequence, head, query]
@@ -80,14 +71,14 @@ class Causes:
                     "is NaN; subtract the row's largest score before exp, as softmax does"
                 )
             return "single weights are: they were changed after softmax, which gives whole rows"
-        if self.subject.dtype == "float16":
+        if self.checked.dtype == "float16":
             return "whole rows are NaN: in float16 a score beyond 65504 is infinite"
         if self.seen.finite.count[layer].sum() == np.prod(weights.shape):
             return (
                 "every row of the layer is NaN: a mask made as (1 - mask) * -inf, where 0 · -inf "
                 "is NaN (masked_fill takes -inf as it is), or a NaN in the layer's own weights"
             )
-        rows = slice(0, min(self.subject.shape[3], lookalikes.LARGEST_VIEW))
+        rows = slice(0, min(self.checked.shape[3], mask_in_force.LARGEST_PART))
         if np.isnan(weights[sequence, head, rows]).all() and rows.stop > 1:
             return (
                 "all rows of the head are NaN: a NaN in one key, or in the layer's own weights, "
@@ -98,9 +89,9 @@ class Causes:
     def negative(self, layer: int, head: int, place: Array) -> str:
         """Why a weight is below 0."""
         sequence, query, _ = place.tolist()
-        total = float(self.subject.layers[layer][sequence, head, query].sum(dtype=np.float64))
+        total = float(self.checked.layers[layer][sequence, head, query].sum(dtype=np.float64))
         with np.errstate(over="ignore"):
-            powers = np.exp(self.subject.layers[layer][sequence, head, query].astype(np.float64))
+            powers = np.exp(self.checked.layers[layer][sequence, head, query].astype(np.float64))
         if abs(powers.sum() - 1) < LEAST_DROPOUT:
             return LOGARITHMS
         if abs(total - 1) < 0.02:
@@ -118,14 +109,14 @@ class Causes:
             return axis
         if self.seen.empty.count[layer, head] == self.seen.rows.count[layer, head]:
             return self._obeyed(layer, head, place) or (
-                "rows of zeros: what ran let them see nothing, though the masks told here allow it"
+                "rows of zeros: what ran let them see nothing, though the expected masks allow it"
             )
         return self._after_softmax(layer, sequence, head)
 
     def _axis(self, layer: int, sequence: int, head: int) -> str:
         """Whether the weights sum to 1 along another axis than the keys."""
-        _, batch, heads, queries, keys = self.subject.shape
-        weights = self.subject.layers[layer]
+        _, batch, heads, queries, keys = self.checked.shape
+        weights = self.checked.layers[layer]
         columns = slice(0, min(keys, TRIED))
         rows = slice(0, min(queries, TRIED))
         if queries > 1 and _are_ones(weights[sequence, head, :, columns].sum(0, dtype=np.float64)):
@@ -141,11 +132,11 @@ class Causes:
 
     def _after_softmax(self, layer: int, sequence: int, head: int) -> str:
         """What was done to rows that once summed to 1."""
-        subject = self.subject
-        rows = slice(0, min(subject.shape[3], lookalikes.LARGEST_VIEW))
-        real = subject.query_valid[sequence, rows]
-        sums = subject.layers[layer][sequence, head, rows].sum(-1, dtype=np.float64)
-        allowed = subject.allowed(layer, sequence, rows)
+        checked = self.checked
+        rows = slice(0, min(checked.shape[3], mask_in_force.LARGEST_PART))
+        real = checked.query_valid[sequence, rows]
+        sums = checked.layers[layer][sequence, head, rows].sum(-1, dtype=np.float64)
+        allowed = checked.allowed(layer, sequence, rows)
         off = np.abs(sums - 1)
         if allowed is not None:
             may = allowed[head if len(allowed) > 1 else 0]
@@ -171,12 +162,18 @@ class Causes:
             by_luck = ", or dropout was on and took nothing here" if good[0] > 1.005 else ""
             scaled = "the weights were scaled after softmax"
             return f"every row sums to {number(good[0])}: {scaled}{by_luck}"
-        if off[real].max(initial=0) <= row_tolerance("bfloat16", subject.shape[-1]):
+        if off[real].max(initial=0) <= row_tolerance("bfloat16", checked.shape[-1]):
             return (
                 "the sums are off by little: softmax in a lower precision than that of the file "
                 "(bfloat16 or float16), or heads averaged in it; --tolerance accepts it"
             )
         if off[real].max(initial=0) > 1 and (good > 1).mean() > 0.2:
+            weights = checked.layers[layer][sequence, head, rows][real]
+            if weights.max() < 1 and weights.min() >= 0:
+                return (
+                    "rows sum to far more than 1, and every weight is below 1: sigmoid, which "
+                    "makes each weight by itself, where softmax shares a row among its keys"
+                )
             return (
                 "rows sum to far more than 1, each to another number: exponentials that were not "
                 "divided by the sum of their own row (sum(-1, keepdim=True))"
@@ -185,18 +182,16 @@ class Causes:
 
     def leak(self, mask: int, layer: int, head: int, place: Array) -> str:
         """What the mask of that number became."""
-        told, leaks = self.subject.told[mask], self.seen.leaks[mask]
-        heads_obey = not leaks.count[layer].all()
-        if heads_obey and lookalikes.of_other_sequences(self.subject, mask, layer):
-            return lookalikes.OTHER_SEQUENCE.format(mask=told.name)
-        words = lookalikes.explain(self.subject, mask, layer, head, place)
-        if words:
-            return words
-        words = self._obeyed(layer, head, place) or lookalikes.blinded(self.subject, layer)
+        words = (
+            mask_in_force.of_other_sequences(self.checked, mask, layer)
+            or mask_in_force.explain(self.checked, mask, layer, head, place)
+            or self._obeyed(layer, head, place)
+            or mask_in_force.blinded(self.checked, layer)
+        )
         if words:
             return words
         sequence, query, _ = place.tolist()
-        row = self.subject.layers[layer][sequence, head, query]
+        row = self.checked.layers[layer][sequence, head, query]
         if row.min() == row.max() and row.size > 1:
             return (
                 "the row is uniform over all keys, forbidden ones too: what ran let it see "
@@ -213,11 +208,11 @@ class Causes:
             if leaks.count[layer].any():
                 worst = int(np.argmax(leaks.size[layer]))
                 at = leaks.place[layer, worst]
-                words = lookalikes.explain(self.subject, i, layer, worst, at)
+                words = mask_in_force.explain(self.checked, i, layer, worst, at)
                 if words:
                     return words
-        for i in range(len(self.subject.told)):
-            words = lookalikes.explain(self.subject, i, layer, head, place)
+        for i in range(len(self.checked.expected)):
+            words = mask_in_force.explain(self.checked, i, layer, head, place)
             if words:
                 return words
         return ""
@@ -228,37 +223,3 @@ def _are_ones(sums: Array) -> bool:
     counted = sums[sums != 0]
     limit = 4 * row_tolerance("bfloat16", 2)  # what is found is gross
     return len(counted) > 1 and bool((np.abs(counted - 1) <= limit).all())
-
-
-def dropout_of(sums: DropoutSums) -> float | None:
-    """The p of dropout that explains how rows add up; None where it does not.
-
-    Dropout makes zeros of a share p of the weights and divides the others by 1 - p (Srivastava et
-    al. 2014, as libraries have it): rows without a zero sum to 1/(1 - p), no row to more, and the
-    mean of all is 1.
-    """
-    if sums.rows < 2 or not sums.zeros:
-        return None
-    if not 1 + LEAST_DROPOUT < sums.largest < 1 / (1 - MOST_DROPOUT):
-        return None
-    if sums.shared > MOST_SHARED * sums.zeros:
-        return None
-    share = sums.zeros / sums.cells
-    p = share
-    if sums.whole:  # rows without a zero tell p exactly
-        whole = np.array(sums.whole)
-        # where no mask is told, a key that was dropped in all heads is not seen to be missing
-        if (whole < 0.98 * whole.max()).mean() > 0.5:
-            return None
-        p = 1 - 1 / float(whole.max())
-    if p > MOST_DROPOUT:
-        return None
-    spread = 5 * sqrt(share * (1 - share) / sums.cells) + 0.02
-    mean = sums.total / sums.rows
-    deviation = sqrt(max(sums.squares / sums.rows - mean**2, 0.0))
-    fits = (
-        abs(p - share) <= spread
-        and sums.largest <= 1 / (1 - p) * 1.02 + 5 * spread
-        and abs(mean - 1) <= 5 * deviation / sqrt(sums.rows) + 0.02
-    )
-    return p if fits else None

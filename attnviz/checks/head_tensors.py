@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from attnviz.checks.given import as_array
-from attnviz.checks.subject import Array, Subject
+from attnviz.checks.checked_weights import Array, CheckedWeights
+from attnviz.checks.reading_weights import as_array
 from attnviz.errors import InputError, printable
 
 Floats = npt.NDArray[np.float64]
@@ -64,7 +64,7 @@ class Heads:
 
 
 def read_heads(
-    name: str, given: Any, subject: Subject, of_keys: bool, width: int | None = None
+    name: str, given: Any, checked: CheckedWeights, of_keys: bool, width: int | None = None
 ) -> Heads:
     """`given` as a tensor of heads that fits the weights.
 
@@ -73,7 +73,7 @@ def read_heads(
     with what was given and what is expected.
     """
     array = as_array(given)
-    layers, batch, heads, queries, keys = subject.shape
+    layers, batch, heads, queries, keys = checked.shape
     sizes = {"L": layers, "B": batch, "T": keys if of_keys else queries}
     if array.dtype.kind != "f":
         raise InputError(f"{name} is {printable(array.dtype)}; floats are expected")

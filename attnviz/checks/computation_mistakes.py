@@ -14,9 +14,9 @@ from math import sqrt
 import numpy as np
 import numpy.typing as npt
 
-from attnviz.checks.lookalikes import MISTAKES as MASK_MISTAKES
-from attnviz.checks.subject import Mask, Told, all_of
-from attnviz.checks.tensors import Floats, alibi_slopes, rotated, share, viewed
+from attnviz.checks.checked_weights import Cells, ExpectedMask, all_of
+from attnviz.checks.head_tensors import Floats, alibi_slopes, rotated, share, viewed
+from attnviz.masks import OF_ANY_MASK
 
 BASES = (10_000.0, 500_000.0, 1_000_000.0)
 """Usual bases of rotary positions."""
@@ -32,7 +32,7 @@ class Positions:
 
 
 @dataclass(frozen=True, eq=False)
-class Case:
+class LayerInputs:
     """One layer with all its sequences: q `[B H Tq d]`, k `[B Hkv Tk d]`, float64.
 
     `masks` are bool `[B 1|H Tq Tk]`; `q_at` and `k_at` `[B T]` are positions in the sequences, and
@@ -41,8 +41,8 @@ class Case:
 
     q: Floats
     k: Floats
-    told: tuple[Told, ...]
-    masks: tuple[Mask, ...]
+    expected: tuple[ExpectedMask, ...]
+    masks: tuple[Cells, ...]
     q_at: npt.NDArray[np.int64]
     k_at: npt.NDArray[np.int64]
     positions: Positions = Positions()
@@ -60,7 +60,7 @@ class Case:
         return 1 / sqrt(self.q.shape[-1]) if self.scale is None else self.scale
 
     @cached_property
-    def allowed(self) -> Mask | None:
+    def allowed(self) -> Cells | None:
         """All masks together."""
         return all_of(self.masks)
 
@@ -88,7 +88,7 @@ class Case:
         return np.asarray(q * longest[..., None] * self.by)
 
 
-def softmax(scores: Floats, allowed: Mask | None = None, axis: int = -1) -> Floats:
+def softmax(scores: Floats, allowed: Cells | None = None, axis: int = -1) -> Floats:
     """Along `axis`, over what is allowed alone; all zeros where that is nothing."""
     if allowed is not None:
         scores = np.where(allowed, scores, -np.inf)
@@ -108,22 +108,27 @@ class Mistake:
 
     words: str
     weights: Weigh
-    case: Case
+    inputs: LayerInputs
     """With the sizes of scores that this mistake has: they decide how exact it can be."""
     fails: bool = True
 
 
-def mistakes(case: Case) -> Iterator[Mistake]:
+def _of(words: str, inputs: LayerInputs) -> Mistake:
+    """A mistake whose weights are the right ones of wrong inputs."""
+    return Mistake(words, inputs.weights, inputs)
+
+
+def mistakes(inputs: LayerInputs) -> Iterator[Mistake]:
     """All mistakes that are known for a layer, the commonest first."""
-    yield from _of_scale(case)
-    yield from _of_masks(case)
-    yield from _of_axes(case)
-    yield from _of_heads(case)
-    yield from _of_positions(case)
+    yield from _of_scale(inputs)
+    yield from _of_masks(inputs)
+    yield from _of_axes(inputs)
+    yield from _of_heads(inputs)
+    yield from _of_positions(inputs)
 
 
-def _of_scale(case: Case) -> Iterator[Mistake]:
-    heads, d_k = case.n_heads, case.q.shape[-1]
+def _of_scale(inputs: LayerInputs) -> Iterator[Mistake]:
+    heads, d_k = inputs.n_heads, inputs.q.shape[-1]
     scales = {
         "the scale is missing: scores are QKᵀ, not QKᵀ/√d_k": 1.0,
         f"scores are divided by √d_model = √{heads * d_k}, not by √d_k = √{d_k}": (heads * d_k)
@@ -135,22 +140,22 @@ def _of_scale(case: Case) -> Iterator[Mistake]:
     }
     for words, scale in scales.items():
         if abs(scale * sqrt(d_k) - 1) > 1e-9:
-            changed = replace(case, scale=scale)
-            yield Mistake(words, changed.weights, changed)
+            changed = replace(inputs, scale=scale)
+            yield _of(words, changed)
 
 
-def of_other_scale(case: Case, weights: Floats, real: Mask) -> Iterator[Mistake]:
+def of_other_scale(inputs: LayerInputs, weights: Floats, real: Cells) -> Iterator[Mistake]:
     """Weights that are right but for a number that all scores were multiplied by.
 
     In a row, logarithms of weights differ as scores do: the number is a regression's slope. `real`
     `[B Tq]` is True where queries are no padding.
     """
-    scores = case.scores()
+    scores = inputs.scores()
     seen = (weights > 1e-6) & real[:, None, :, None]
-    if case.allowed is not None:
-        seen &= case.allowed
-    if not seen.any():
-        return
+    if inputs.allowed is not None:
+        seen &= inputs.allowed
+    if seen.sum() - seen.any(-1).sum() < 2:
+        return  # one number fits any two weights of a row
     n = np.maximum(seen.sum(-1, keepdims=True), 1)
     logs = np.where(seen, np.log(np.where(seen, weights, 1.0)), 0.0)
     logs -= np.where(seen, logs.sum(-1, keepdims=True) / n, 0.0)
@@ -162,20 +167,19 @@ def of_other_scale(case: Case, weights: Floats, real: Mask) -> Iterator[Mistake]
     factor = float((logs * scores).sum()) / size
     if not np.isfinite(factor) or abs(factor) < 1e-6 or abs(factor - 1) < 1e-3:
         return
-    changed = replace(case, scale=case.by * factor)
-    yield Mistake(
-        f"scores are multiplied by {case.by * factor:.4g}, not by 1/√d_k = {case.by:.4g}"
-        f"{_as_if(case, case.by * factor)}",
-        changed.weights,
+    changed = replace(inputs, scale=inputs.by * factor)
+    yield _of(
+        f"scores are multiplied by {inputs.by * factor:.4g}, not by 1/√d_k = {inputs.by:.4g}"
+        f"{_as_if(inputs, inputs.by * factor)}",
         changed,
     )
 
 
-def _as_if(case: Case, scale: float) -> str:
+def _as_if(inputs: LayerInputs, scale: float) -> str:
     """Where a scale may come from, as far as it is the root of a size."""
-    batch, heads, queries, d_k = case.q.shape
+    batch, heads, queries, d_k = inputs.q.shape
     sizes = {
-        "the number of keys": case.k.shape[2],
+        "the number of keys": inputs.k.shape[2],
         "the number of queries": queries,
         "the sequences": batch,
         "2·d_k": 2 * d_k,
@@ -188,144 +192,147 @@ def _as_if(case: Case, scale: float) -> str:
     return ""
 
 
-def _of_masks(case: Case) -> Iterator[Mistake]:
-    words = {
-        "inverted": "the {mask} mask is inverted: what it forbids is what is seen",
-        "transposed": "the {mask} mask is transposed: rows are taken for columns",
-        "shifted, one key too many": "the {mask} mask is shifted by one: the next key is seen too",
-        "shifted, one key too few": "the {mask} mask is shifted by one: the last key is hidden",
-        "mirrored": "the {mask} mask forbids the other side",
-        "ignored": "the {mask} mask is not applied",
-    }
-    of_padding = {
-        "transposed": "the padding mask is applied to queries, not to keys",
-    }
-    for i, (told, own) in enumerate(zip(case.told, case.masks, strict=True)):
-        for name, change in MASK_MISTAKES.items():
-            if name == "mirrored" and told.kind != "padding":
-                continue
-            mask = change(own)
-            if mask is not None:
-                masks = (*case.masks[:i], mask, *case.masks[i + 1 :])
-                said = of_padding.get(name) if told.kind == "padding" else None
-                changed = replace(case, masks=masks)
-                said = (said or words[name]).format(mask=told.name)
-                yield Mistake(said, changed.weights, changed)
-        for said, allows in told.mistakes.items():
-            rows = slice(0, case.q.shape[2])
-            mask = np.stack([allows(0, sequence, rows) for sequence in range(len(case.q))])
-            changed = replace(case, masks=(*case.masks[:i], mask, *case.masks[i + 1 :]))
-            yield Mistake(f"the {told.name} mask is as if {said}", changed.weights, changed)
-    if len(case.masks) > 1:
-        together = case.allowed
-        assert together is not None
+def _of_masks(inputs: LayerInputs) -> Iterator[Mistake]:
+    for i, (mask, own) in enumerate(zip(inputs.expected, inputs.masks, strict=True)):
+        wrong = {
+            mistake.is_so.format(mask=mask.name): mistake.change(own)
+            for mistake in mask.of_any.values()
+        }
+        for words, allows in mask.mistakes.items():
+            rows = slice(0, inputs.q.shape[2])
+            cells = np.stack([allows(0, sequence, rows) for sequence in range(len(inputs.q))])
+            wrong[f"the {mask.name} mask is as if {words}"] = cells
+        for words, changed in wrong.items():
+            if changed is not None:
+                yield _with_masks(
+                    words, inputs, (*inputs.masks[:i], changed, *inputs.masks[i + 1 :])
+                )
+    together = inputs.allowed
+    if together is not None and len(inputs.masks) > 1:
+        names = " and ".join(mask.name for mask in inputs.expected)
         for name in ("inverted", "transposed", "ignored"):
-            mask = MASK_MISTAKES[name](together)
-            if mask is not None:
-                changed = replace(case, masks=(mask,))
-                said = words[name].format(mask=" and ".join(told.name for told in case.told))
-                yield Mistake(said, changed.weights, changed)
-    queries, keys = case.q.shape[2], case.k.shape[2]
-    if not any(told.kind in ("causal", "run", "mask") for told in case.told):
+            changed = OF_ANY_MASK[name].change(together)
+            if changed is not None:
+                yield _with_masks(OF_ANY_MASK[name].is_so.format(mask=names), inputs, (changed,))
+    queries, keys = inputs.q.shape[2], inputs.k.shape[2]
+    if not any(mask.kind in ("causal", "run", "mask") for mask in inputs.expected):
         causal = np.tri(queries, keys, dtype=bool)[None, None]
-        changed = replace(case, masks=(*case.masks, causal))
-        yield Mistake(
+        yield _with_masks(
             "a causal mask was in force that was not told here; --causal checks it",
-            changed.weights,
-            changed,
+            inputs,
+            (*inputs.masks, causal),
         )
-    if case.allowed is not None:
-        allowed = case.allowed
-        bare = replace(case, masks=())
-        yield Mistake(
-            "the mask was multiplied in after softmax, which leaves rows short; it belongs before, "
-            "as -inf",
-            lambda: bare.weights() * allowed,
-            bare,
-        )
-        yield Mistake(
-            "the mask put 0 in place of the scores that it forbids, where -inf belongs (scores * "
-            "mask, or masked_fill(mask, 1e-9) for -1e9)",
-            lambda: softmax(bare.scores() * allowed),
-            bare,
-        )
-        for number in (1.0, -1.0):
-            yield Mistake(
-                f"the mask was added to the scores as {'0 and 1' if number > 0 else '0 and -1'}, "
-                "where 0 and -inf belong",
-                partial(_added, bare, allowed, number),
-                bare,
-            )
+    if together is not None:
+        yield from _of_masked_scores(inputs, together)
 
 
-def _added(case: Case, allowed: Mask, number: float) -> Floats:
+def _with_masks(words: str, inputs: LayerInputs, masks: tuple[Cells, ...]) -> Mistake:
+    return _of(words, replace(inputs, masks=masks))
+
+
+def _of_masked_scores(inputs: LayerInputs, allowed: Cells) -> Iterator[Mistake]:
+    """The right mask, put where it does not forbid."""
+    bare = replace(inputs, masks=())
+    yield Mistake(
+        "the mask was multiplied in after softmax, which leaves rows short; it belongs before, "
+        "as -inf",
+        lambda: bare.weights() * allowed,
+        bare,
+    )
+    yield Mistake(
+        "the mask put 0 in place of the scores that it forbids, where -inf belongs (scores * "
+        "mask, or masked_fill(mask, 1e-9) for -1e9)",
+        lambda: softmax(bare.scores() * allowed),
+        bare,
+    )
+    for number in (1.0, -1.0):
+        yield Mistake(
+            f"the mask was added to the scores as {'0 and 1' if number > 0 else '0 and -1'}, "
+            "where 0 and -inf belong",
+            partial(_added, bare, allowed, number),
+            bare,
+        )
+
+
+def _added(inputs: LayerInputs, allowed: Cells, number: float) -> Floats:
     """A mask of 0 and 1, or of 0 and -1, added to the scores."""
-    return softmax(case.scores() + np.where(allowed, max(number, 0.0), min(number, 0.0)))
+    return softmax(inputs.scores() + np.where(allowed, max(number, 0.0), min(number, 0.0)))
 
 
-def _of_axes(case: Case) -> Iterator[Mistake]:
+def _of_axes(inputs: LayerInputs) -> Iterator[Mistake]:
     axes = {
         -2: "softmax ran along the queries, not along the keys (dim=-1)",
         1: "softmax ran along the heads, not along the keys (dim=-1)",
         0: "softmax ran along the batch, not along the keys (dim=-1)",
     }
     for axis, words in axes.items():
-        yield Mistake(words, partial(lambda a: softmax(case.scores(), case.allowed, a), axis), case)
-    if case.q.shape[2] == case.k.shape[2] and case.q.shape[1] == case.k.shape[1]:
-        swapped = replace(case, q=case.k, k=case.q, q_at=case.k_at, k_at=case.q_at)
-        yield Mistake("q and k are swapped: scores are KQᵀ", swapped.weights, swapped)
+        yield Mistake(
+            words, partial(lambda a: softmax(inputs.scores(), inputs.allowed, a), axis), inputs
+        )
+    if inputs.q.shape[2] == inputs.k.shape[2] and inputs.q.shape[1] == inputs.k.shape[1]:
+        swapped = replace(inputs, q=inputs.k, k=inputs.q, q_at=inputs.k_at, k_at=inputs.q_at)
+        yield _of("q and k are swapped: scores are KQᵀ", swapped)
         for words, changed in (
-            ("k is q as well: scores are QQᵀ", replace(case, k=case.q)),
-            ("q is k as well: scores are KKᵀ", replace(case, q=case.k)),
+            ("k is q as well: scores are QQᵀ", replace(inputs, k=inputs.q)),
+            ("q is k as well: scores are KKᵀ", replace(inputs, q=inputs.k)),
         ):
-            yield Mistake(words, changed.weights, changed)
-    yield Mistake("softmax was applied twice", lambda: softmax(case.weights()), case)
-    if case.q.shape[2] == case.k.shape[2]:
+            yield _of(words, changed)
+    yield Mistake(
+        "sigmoid was used in place of softmax: each weight is by itself, and no row sums to 1",
+        partial(_sigmoid, inputs),
+        inputs,
+    )
+    yield Mistake("softmax was applied twice", lambda: softmax(inputs.weights()), inputs)
+    if inputs.q.shape[2] == inputs.k.shape[2]:
         words = (
             "each column is divided by the sum of a row: the sum has lost its axis "
             "(sum(-1, keepdim=True), in NumPy keepdims)"
         )
         for own_top in (False, True):
-            yield Mistake(words, partial(_without_keepdim, case, own_top), case)
+            yield Mistake(words, partial(_without_keepdim, inputs, own_top), inputs)
 
 
-def _without_keepdim(case: Case, own_top: bool) -> Floats:
+def _sigmoid(inputs: LayerInputs) -> Floats:
+    weights = 1 / (1 + np.exp(-inputs.scores()))
+    return np.asarray(weights if inputs.allowed is None else weights * inputs.allowed)
+
+
+def _without_keepdim(inputs: LayerInputs, own_top: bool) -> Floats:
     """exp(scores) / exp(scores).sum(-1) of each head, less the largest score of row or head."""
-    scores = case.scores()
-    if case.allowed is not None:
-        scores = np.where(case.allowed, scores, -np.inf)
+    scores = inputs.scores()
+    if inputs.allowed is not None:
+        scores = np.where(inputs.allowed, scores, -np.inf)
     top = scores.max(-1 if own_top else (-2, -1), keepdims=True)
     powers = np.exp(scores - np.where(np.isfinite(top), top, 0.0))
     total = powers.sum(-1)[..., None, :]
     return np.asarray(powers / np.where(total > 0, total, 1.0))
 
 
-def _of_heads(case: Case) -> Iterator[Mistake]:
-    both = replace(case, q=viewed(case.q), k=viewed(case.k))
+def _of_heads(inputs: LayerInputs) -> Iterator[Mistake]:
+    both = replace(inputs, q=viewed(inputs.q), k=viewed(inputs.k))
     words = (
         "heads are cut without a transpose: view(B, H, T, d_k) of [B T H·d_k] mixes tokens and "
         "heads; it is view(B, T, H, d_k).transpose(1, 2)"
     )
-    yield Mistake(words, both.weights, both)
+    yield _of(words, both)
     for name, changed in (
-        ("q", replace(case, q=viewed(case.q))),
-        ("k", replace(case, k=viewed(case.k))),
+        ("q", replace(inputs, q=viewed(inputs.q))),
+        ("k", replace(inputs, k=viewed(inputs.k))),
     ):
         words = f"the heads of {name} alone are cut without a transpose"
-        yield Mistake(words, changed.weights, changed)
-    both = replace(case, q=_interleaved(case.q), k=_interleaved(case.k))
+        yield _of(words, changed)
+    both = replace(inputs, q=_interleaved(inputs.q), k=_interleaved(inputs.k))
     words = (
         "heads are taken apart in the wrong order: view(B, T, d_k, H), where view(B, T, H, d_k) "
         "has the numbers of a head side by side"
     )
-    yield Mistake(words, both.weights, both)
-    times = case.n_heads // case.k.shape[1]
+    yield _of(words, both)
+    times = inputs.n_heads // inputs.k.shape[1]
     if times > 1:
-        tiled = replace(case, k=np.tile(case.k, (1, times, 1, 1)))
-        yield Mistake(
+        tiled = replace(inputs, k=np.tile(inputs.k, (1, times, 1, 1)))
+        yield _of(
             "key heads are shared in the wrong order: repeat gives 0 1 0 1, where "
             "repeat_interleave gives 0 0 1 1",
-            tiled.weights,
             tiled,
         )
 
@@ -337,60 +344,60 @@ def _interleaved(heads: Floats) -> Floats:
     return merged.reshape(batch, tokens, width, n).transpose(0, 3, 1, 2)
 
 
-def _of_positions(case: Case) -> Iterator[Mistake]:
-    told = case.positions
-    if told.kind == "none":
+def _of_positions(inputs: LayerInputs) -> Iterator[Mistake]:
+    expected = inputs.positions
+    if expected.kind == "none":
         for base in BASES:
             for pairs in (False, True):
-                changed = replace(case, positions=Positions("rope", base, pairs))
+                changed = replace(inputs, positions=Positions("rope", base, pairs))
                 flag = f"rope{'-pairs' * pairs}{f':{base:.0f}' * (base != BASES[0])}"
-                yield Mistake(
+                yield _of(
                     f"q and k were saved before their rotation (RoPE): --positions {flag} turns "
                     "them",
-                    changed.weights,
                     changed,
                 )
-        changed = replace(case, positions=Positions("alibi"))
-        yield Mistake("ALiBi was added: --positions alibi", changed.weights, changed)
+        changed = replace(inputs, positions=Positions("alibi"))
+        yield _of("ALiBi was added: --positions alibi", changed)
         return
-    changed = replace(case, positions=Positions())
-    name = {"rope": "RoPE", "alibi": "ALiBi"}[told.kind]
-    yield Mistake(f"{name} is missing: q and k count as they are", changed.weights, changed)
-    if told.kind == "rope":
+    changed = replace(inputs, positions=Positions())
+    name = {"rope": "RoPE", "alibi": "ALiBi"}[expected.kind]
+    yield _of(f"{name} is missing: q and k count as they are", changed)
+    if expected.kind == "rope":
         of = ("numbers i and i + d/2", "neighbours, 2i and 2i + 1,")
-        changed = replace(case, positions=replace(told, pairs=not told.pairs))
-        yield Mistake(
-            f"RoPE turns {of[not told.pairs]} together, where {of[told.pairs].rstrip(',')} belong "
-            "together",
-            changed.weights,
+        changed = replace(inputs, positions=replace(expected, pairs=not expected.pairs))
+        yield _of(
+            f"RoPE turns {of[not expected.pairs]} together, where {of[expected.pairs].rstrip(',')} "
+            "belong together",
             changed,
         )
         for words, times in (
             ("q and k are turned twice: they were rotated when they were saved", 2),
             ("RoPE turns the wrong way, by minus the position (the sign in rotate_half)", -1),
         ):
-            changed = replace(case, q_at=times * case.q_at, k_at=times * case.k_at)
-            yield Mistake(words, changed.weights, changed)
+            changed = replace(inputs, q_at=times * inputs.q_at, k_at=times * inputs.k_at)
+            yield _of(words, changed)
         for base in BASES:
-            if base != told.base:
-                changed = replace(case, positions=replace(told, base=base))
-                yield Mistake(f"RoPE has the base {base:.0f}", changed.weights, changed)
-    places_q, places_k = (np.arange(at.shape[1])[None] + 0 * at for at in (case.q_at, case.k_at))
+            if base != expected.base:
+                changed = replace(inputs, positions=replace(expected, base=base))
+                yield _of(f"RoPE has the base {base:.0f}", changed)
+    places_q, places_k = (
+        np.arange(at.shape[1])[None] + 0 * at for at in (inputs.q_at, inputs.k_at)
+    )
     before = max(places_k.shape[1] - places_q.shape[1], 0)  # keys in a cache
     counted = "positions of {} count the padding on the left, those of {} do not"
     for words, q_at, k_at in (
         (counted.format("keys", "queries"), None, places_k),
         (counted.format("queries", "keys"), places_q + before, None),
         ("positions of queries begin at 0, and do not count the keys in the cache", places_q, None),
-        ("positions of queries are one too high", case.q_at + 1, None),
-        ("positions of queries are one too low", case.q_at - 1, None),
-        ("queries are turned by no position: all stand at 0", 0 * case.q_at, None),
-        ("keys are turned by no position: all stand at 0", None, 0 * case.k_at),
+        ("positions of queries are one too high", inputs.q_at + 1, None),
+        ("positions of queries are one too low", inputs.q_at - 1, None),
+        ("queries are turned by no position: all stand at 0", 0 * inputs.q_at, None),
+        ("keys are turned by no position: all stand at 0", None, 0 * inputs.k_at),
     ):
         changed = replace(
-            case,
-            q_at=case.q_at if q_at is None else q_at,
-            k_at=case.k_at if k_at is None else k_at,
+            inputs,
+            q_at=inputs.q_at if q_at is None else q_at,
+            k_at=inputs.k_at if k_at is None else k_at,
         )
-        if (changed.q_at != case.q_at).any() or (changed.k_at != case.k_at).any():
-            yield Mistake(words, changed.weights, changed)
+        if (changed.q_at != inputs.q_at).any() or (changed.k_at != inputs.k_at).any():
+            yield _of(words, changed)

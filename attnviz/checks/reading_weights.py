@@ -1,4 +1,4 @@
-"""Weights, lengths and tokens as people have them in their hands, made into a subject."""
+"""Weights, lengths and tokens as people have them in their hands, made into a checked."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from attnviz.checks.subject import Bfloat16, Mask, Subject, Told
+from attnviz.checks.checked_weights import Bfloat16, Cells, CheckedWeights, ExpectedMask
 from attnviz.errors import InputError, printable
 from attnviz.npy import as_numpy
 from attnviz.result import Attention
@@ -28,14 +28,14 @@ def make_subject(
     pad_side: str | None = None,
     tokens: Sequence[Any] | None = None,
     key_tokens: Sequence[Any] | None = None,
-) -> Subject:
-    """`weights` as a subject; the masks of an `Attention` are told, no others.
+) -> CheckedWeights:
+    """`weights` as a checked; the masks of an `Attention` are told, no others.
 
     Its own masks say whether its padding is hidden, unless lengths are given.
 
     Raises `InputError` where the sizes do not fit each other.
     """
-    if isinstance(weights, Subject):
+    if isinstance(weights, CheckedWeights):
         return weights
     if isinstance(weights, Attention):
         return _from_result(weights, lengths, key_lengths, pad_side)
@@ -55,7 +55,7 @@ def make_subject(
         key_tokens = tokens
     queries = _batch("", lengths, tokens, batch, n_queries, side)
     keys = _batch("key_", key_lengths, key_tokens, batch, n_keys, side)
-    return Subject(layers, after_cache(queries, keys), keys, named=tokens is not None)
+    return CheckedWeights(layers, after_cache(queries, keys), keys, named=tokens is not None)
 
 
 def _from_result(
@@ -63,7 +63,7 @@ def _from_result(
     lengths: Sequence[int] | None,
     key_lengths: Sequence[int] | None,
     pad_side: str | None,
-) -> Subject:
+) -> CheckedWeights:
     hides = lengths is not None or key_lengths is not None or result.masks == ("unknown",)
     side = pad_side or result.pad_side
     *_, n_queries, n_keys = result.attention.shape
@@ -77,20 +77,20 @@ def _from_result(
         sides.append(_batch(name, own if given is None else given, rows, len(rows), width, side))
     numbered = tuple(str(i) for i in range(n_queries))
     named = any(row != numbered for row in result.query_tokens)
-    told: tuple[Told, ...] = ()
+    expected: tuple[ExpectedMask, ...] = ()
     if not result.allowed.all():
         allowed, name = result.allowed, ", ".join(result.masks) or "saved"
-        told = (Told(name, "run", lambda layer, b, rows: allowed[layer, b][:, rows]),)
+        expected = (ExpectedMask(name, "run", lambda layer, b, rows: allowed[layer, b][:, rows]),)
     if result.masks == ("unknown",):  # a bare array once
         sides[0] = after_cache(*sides)
     parts = [*result.notes, *(["a part of a map"] if result.is_part else [])]
-    return Subject(
+    return CheckedWeights(
         list(result.attention),
         sides[0],
         sides[1],
         named,
         hides,
-        told,
+        expected,
         numbers=result.layers,
         cut=", ".join(parts),
     )
@@ -205,7 +205,7 @@ def lengths_of(mask: Any, batch: int, width: int) -> tuple[list[int], str]:
     )
 
 
-def make_lengths_mask(lengths: Array, width: int, pad_side: str) -> Mask:
+def make_lengths_mask(lengths: Array, width: int, pad_side: str) -> Cells:
     """`[B width]`, True on the real tokens."""
     places = np.arange(width)
     if pad_side == "right":

@@ -10,10 +10,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from attnviz.masks import OF_ANY_MASK, MaskMistake
 from attnviz.tokens import Batch
 
 Array = npt.NDArray[Any]
-Mask = npt.NDArray[np.bool_]
+Cells = npt.NDArray[np.bool_]
 Rows = slice
 
 
@@ -32,22 +33,33 @@ class Bfloat16:
         return (part.astype(np.uint32) << 16).view(np.float32)
 
 
+Allows = Callable[[int, int, Rows], Cells]
+"""(layer, sequence, rows) → bool `[1|H rows Tk]`, True where a query may look."""
+
+
 @dataclass(frozen=True)
-class Told:
+class ExpectedMask:
     """One mask that the weights should obey, and what people make of it by mistake.
 
-    `allows(layer, sequence, rows)` is bool `[1|H rows Tk]`, True where a query may look.
-    `mistakes` are other masks of that kind by what they are, in words that follow "as if".
+    `kind` is the name of its row in `masks.MASKS`, or "run" for the mask that a saved run has.
+    `mistakes` are other masks of that kind by what they are, in words that follow "as if";
+    `of_any` those that any mask may suffer.
     """
 
     name: str
     kind: str
-    allows: Callable[[int, int, Rows], Mask]
-    mistakes: Mapping[str, Callable[[int, int, Rows], Mask]] = field(default_factory=dict)
+    allows: Allows
+    mistakes: Mapping[str, Allows] = field(default_factory=dict)
+    of_any: Mapping[str, MaskMistake] = field(default_factory=lambda: OF_ANY_MASK)
+
+    def seems(self, name: str, pad_side: str = "right") -> str:
+        """What one of `of_any` looks like, in words."""
+        other = "left" if pad_side == "right" else "right"
+        return self.of_any[name].seems.format(mask=self.name, side=pad_side, other=other)
 
 
 @dataclass(frozen=True, eq=False)
-class Subject:
+class CheckedWeights:
     """Weights `[B H Tq Tk]` for each layer, and the padded batches of their queries and keys.
 
     `named` says whether the tokens are somebody's, or made up; `hides_padding` whether nobody may
@@ -60,7 +72,7 @@ class Subject:
     keys: Batch
     named: bool = False
     hides_padding: bool = True
-    told: tuple[Told, ...] = ()
+    expected: tuple[ExpectedMask, ...] = ()
     numbers: tuple[int, ...] = ()
     cut: str = ""
 
@@ -91,14 +103,13 @@ class Subject:
         return self.layers[layer][:]
 
     @cached_property
-    def query_valid(self) -> Mask:
+    def query_valid(self) -> Cells:
         """`[B Tq]`: True on real query tokens, False on padding."""
         return self.queries.valid
 
-    def allowed(self, layer: int, sequence: int, rows: Rows) -> Mask | None:
+    def allowed(self, layer: int, sequence: int, rows: Rows) -> Cells | None:
         """All masks together, bool `[1|H rows Tk]`; None where none is told."""
-        masks = [told.allows(layer, sequence, rows) for told in self.told]
-        return all_of(masks)
+        return all_of([mask.allows(layer, sequence, rows) for mask in self.expected])
 
     def token(self, sequence: int, place: int | None, of_keys: bool) -> str | None:
         """The token at a place, where tokens are known."""
@@ -108,7 +119,7 @@ class Subject:
         return batch.vocabulary[int(batch.ids[sequence, place])]
 
 
-def all_of(masks: Sequence[Mask]) -> Mask | None:
+def all_of(masks: Sequence[Cells]) -> Cells | None:
     if not masks:
         return None
     together = masks[0]
