@@ -32,8 +32,8 @@ from attnviz.render.comparison_pictures import (
 from attnviz.render.comparison_report import (
     comparison_as_json,
     comparison_facts,
+    comparison_verdict,
     print_comparison,
-    verdict,
 )
 from attnviz.render.difference_panels import (
     DifferenceCells,
@@ -600,12 +600,12 @@ def test_the_facts():
     ],
 )
 def test_the_verdict(b, tolerance, said):
-    assert verdict(compare(square([0.5, 0.5]), square(b)), tolerance) == said
+    assert comparison_verdict(compare(square([0.5, 0.5]), square(b)), tolerance) == said
 
 
 def test_the_verdict_on_nothing():
     a = made(0, lengths=np.array([0]))
-    assert verdict(compare(a, a), 0.1) == "tolerance 0.1: there is nothing to compare"
+    assert comparison_verdict(compare(a, a), 0.1) == "tolerance 0.1: there is nothing to compare"
 
 
 def schema() -> Any:

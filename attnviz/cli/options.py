@@ -6,7 +6,7 @@ import codecs
 import dataclasses
 import inspect
 import re
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar, get_type_hints
@@ -851,6 +851,17 @@ def choose(flag: str, wanted: str | None, n: int, what: str) -> list[int]:
             raise ConfigError(f"{flag} {printable(wanted)}: {_there_are(n, what)}")
         chosen.update(dict.fromkeys(range(start, stop + 1)))
     return list(chosen)
+
+
+def choose_layers(wanted: str | None, numbers: Sequence[int]) -> list[int]:
+    """The layers that `--layers` names, out of those that a file has; None means all."""
+    if wanted is None:
+        return list(numbers)
+    chosen = choose("--layers", wanted, max(numbers) + 1, "layers")
+    if not set(chosen) <= set(numbers):
+        known = printable(", ".join(map(str, numbers)))
+        raise ConfigError(f"--layers {printable(wanted)}: the file has layers {known}")
+    return chosen
 
 
 def choose_one(flag: str, wanted: int, n: int, what: str) -> int:
