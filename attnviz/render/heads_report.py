@@ -274,9 +274,7 @@ def _print_table(
             write(console, *([Text()] * (i > 0)), lines[0], paper.rule(widest(lines)), *lines[1:])
         return
     for label, row in zip(labels, rows, strict=True):
-        pieces = [
-            Text(f"{name} ").append_text(cell) for name, cell in zip(names, row, strict=True)
-        ]
+        pieces = [Text(f"{name} ").append_text(cell) for name, cell in zip(names, row, strict=True)]
         write(console, *flow([*label, *pieces], paper.width, "  "))
 
 

@@ -40,6 +40,6 @@ def print_matrix(
             write(console, Text(" " * (digits + 1) + marks, "dim"))
         lines = map_lines(codes[:, heads.start : heads.stop], plan, glyphs)
         for number, line in zip(report.layer_numbers, lines, strict=True):
-            write(console, Text(f"{number:>{digits}} ", "dim").append_text(line))
+            write(console, Text.assemble((f"{number:>{digits}} ", "dim"), line))
     remarks = ("rows: layers", "columns: heads")
     write(console, *map_legend([panel], (), plan, glyphs, console.width, remarks))
