@@ -14,7 +14,7 @@ from PIL import Image
 
 from attnviz.render.attention_pictures import HeadPictures, draw_heads, draw_overview, overview
 from attnviz.render.axes import TokenAxis
-from attnviz.render.axis_labels import TokenLabels, labels_of
+from attnviz.render.axis_labels import labels_of
 from attnviz.render.drawing import CellSize, Drawing
 from attnviz.render.figure_options import FigureOptions
 from attnviz.render.fonts import Fonts
@@ -325,9 +325,10 @@ def test_labels_are_left_out_where_few_would_stay() -> None:
     axis = TokenAxis.of_numbers("", WORDS)
     blank = Drawing(FigureOptions(), Fonts([]))
     labels = labels_of(axis, blank, 2.0, 9.0, True, 14)
-    assert isinstance(labels, TokenLabels)
-    assert labels.columns(0, 0) == labels.rows(0, 0) == []
+    assert labels.below_columns(0, 0) == labels.beside_rows(0, 0) == ([], [])
     assert labels.extent == 0
+    unnamed = labels_of(TokenAxis.unnamed(5), blank, 20.0, 9.0, True, 14)
+    assert (unnamed.labels, unnamed.extent, unnamed.note("tokens")) == ([], 0, "")
     layout = PanelLayout(blank, (axis, axis), (5, 5), CellSize(4, 4))
     assert layout.label_notes("overview") == [
         "overview: labels left out: tokens are too many for their names"

@@ -11,7 +11,8 @@ import torch
 
 from attnviz import masks
 from attnviz.render.attention_pictures import draw_heads, draw_overview
-from attnviz.render.axis_labels import PositionLabels
+from attnviz.render.axes import PositionAxis
+from attnviz.render.axis_labels import labels_of
 from attnviz.render.drawing import CellSize, Drawing
 from attnviz.render.figure_options import FigureOptions
 from attnviz.render.fonts import Fonts
@@ -102,8 +103,10 @@ def test_measures_are_of_every_row_and_the_caption_says_what_a_pixel_is() -> Non
 @pytest.mark.parametrize("upright", [True, False])
 def test_positions_are_round_and_count_from_the_first_token(upright: bool) -> None:
     places = long_run(side="left").places(1, 0)
-    axis = PositionLabels(Drawing(FigureOptions(), Fonts([])), places, 0.5, 8.0, upright)
-    texts = axis.columns(100, 20) if upright else axis.rows(100, 20)
+    axis = PositionAxis("", 61, 10, *places)
+    labels = labels_of(axis, Drawing(FigureOptions(), Fonts([])), 5.0, 9.5, upright, 14)
+    placed = labels.below_columns(100, 20) if upright else labels.beside_rows(100, 20)
+    texts, lines = placed
     numbers = [int(text.text.replace(",", "")) for text in texts]
     assert numbers[0] == 0
     step = numbers[1]
@@ -111,9 +114,8 @@ def test_positions_are_round_and_count_from_the_first_token(upright: bool) -> No
     assert numbers == list(range(0, 430, step))
     places = [text.x if upright else text.y - 0.36 * 8 for text in texts]
     assert places == pytest.approx([20 + (180 + n + 0.5) * 0.5 for n in numbers])
-    lines = axis.column_lines(100, 20) if upright else axis.row_lines(100, 20)
     assert [line.x if upright else line.y for line in lines] == pytest.approx(places)
-    assert axis.note("tokens") == ""
+    assert labels.note("tokens") == ""
 
 
 @pytest.mark.parametrize("suffix", [".png", ".svg", ".pdf"])

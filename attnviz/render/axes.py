@@ -34,7 +34,7 @@ class TokenAxis:
     @classmethod
     def unnamed(cls, n: int) -> TokenAxis:
         """Rows or columns without labels."""
-        return cls.of_numbers("", [""] * n)
+        return cls("", (), np.arange(n), np.ones(n, dtype=np.bool_))
 
     @property
     def length(self) -> int:

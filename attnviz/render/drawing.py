@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
@@ -118,6 +119,10 @@ class Drawing:
     def size(self) -> tuple[int, int]:
         """Width and height in pixels."""
         return round(self.width * self.scale), round(self.height * self.scale)
+
+    def add(self, texts: Sequence[Text], lines: Sequence[Line]) -> None:
+        self.texts += texts
+        self.lines += lines
 
     def text_width(self, text: str, size: float, bold: bool = False) -> float:
         """Width in points."""

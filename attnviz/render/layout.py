@@ -9,7 +9,7 @@ from math import ceil, floor, log
 import numpy as np
 
 from attnviz.render.axes import PositionAxis, TokenAxis
-from attnviz.render.axis_labels import PositionLabels, TokenLabels, labels_of
+from attnviz.render.axis_labels import labels_of
 from attnviz.render.drawing import (
     CellNumber,
     CellSize,
@@ -53,7 +53,6 @@ LEGEND = {
 }
 
 Axes = tuple[TokenAxis | PositionAxis, TokenAxis | PositionAxis]
-Labels = TokenLabels | PositionLabels
 
 
 @dataclass(frozen=True)
@@ -160,12 +159,9 @@ class PanelLayout:
         n_q, n_k = (ceil(n / cell.pool) for n in shape)
         self._wide, self._high = n_k * cell.width / scale, n_q * cell.height / scale
         self._cell_wide, self._cell_high = self._wide / shape[1], self._high / shape[0]
-        self.rows: Labels = labels_of(
-            axes[0], blank, self._cell_high, largest_label, False, longest_label
-        )
-        self.columns: Labels = labels_of(
-            axes[1], blank, self._cell_wide, largest_label, True, longest_label
-        )
+        kind = largest_label, longest_label
+        self.rows = labels_of(axes[0], blank, self._cell_high, kind[0], False, kind[1])
+        self.columns = labels_of(axes[1], blank, self._cell_wide, kind[0], True, kind[1])
         self.numbers_fit = cell.pool == 1 and self._cell_wide >= SMALLEST_NUMBER <= self._cell_high
 
     def label_notes(self, where: str) -> list[str]:
@@ -322,11 +318,9 @@ class PanelLayout:
         for placed, (row, column) in zip(drawing.panels, self._places, strict=True):
             x, y = placed.left / drawing.scale, placed.top / drawing.scale
             if column == first_in_row[row]:
-                drawing.texts += self.rows.rows(x, y)
-                drawing.lines += self.rows.row_lines(x, y)
+                drawing.add(*self.rows.beside_rows(x, y))
             if row == last_in_column[column]:
-                drawing.texts += self.columns.columns(y + self._high, x)
-                drawing.lines += self.columns.column_lines(y + self._high, x)
+                drawing.add(*self.columns.below_columns(y + self._high, x))
                 bottom = max(bottom, y + self._high + self.columns.extent)
         return bottom
 
