@@ -53,7 +53,7 @@ WHOLE = 8
 
 def print_explanation(explanation: Explanation, console: Console) -> None:
     """Write the page to `console`; no line is wider than it is."""
-    page = _Page(console)
+    page = _TextPage(console)
     _Writer(page, explanation).write()
     write(console, *page.lines)
 
@@ -68,7 +68,7 @@ class _Row:
     is_sum: bool = False
 
 
-class _Page:
+class _TextPage:
     """Lines that fit the console's width, in the characters that it has."""
 
     def __init__(self, console: Console) -> None:
@@ -106,7 +106,11 @@ class _Page:
             self.lines.append(Text(indent).append_text(line))
 
     def table(
-        self, heads: Sequence[str], rows: Sequence[_Row], bars: bool = False, words: bool = False
+        self,
+        heads: Sequence[str],
+        rows: Sequence[_Row],
+        bars: bool = False,
+        words: bool = False,
     ) -> None:
         """A grid where it fits, else a block of lines for each row.
 
@@ -168,7 +172,7 @@ class _Page:
 class _Writer:
     """The sections of the page, in the order of the computation."""
 
-    def __init__(self, page: _Page, explanation: Explanation) -> None:
+    def __init__(self, page: _TextPage, explanation: Explanation) -> None:
         self.page, self.e = page, explanation
         e = explanation
         self.shown = shown_keys(e)

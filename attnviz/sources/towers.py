@@ -9,7 +9,7 @@ from torch import nn
 
 from attnviz.config import HEAD_COUNTS, first_number
 from attnviz.errors import ConfigError, InputError, printable
-from attnviz.sources.attention_modules import Place, places
+from attnviz.sources.attention_modules import AttentionPlace, places
 from attnviz.wording import noun_for
 
 
@@ -49,7 +49,7 @@ def _name_alone(network: nn.Module) -> str:
     return "decoder" if writes and not fills_in else "encoder"
 
 
-def members(network: nn.Module, tower: str) -> dict[nn.Module, Place]:
+def members(network: nn.Module, tower: str) -> dict[nn.Module, AttentionPlace]:
     """The modules of a tower; "" as a module's tower stands for the only one."""
     return {m: place for m, place in places(network).items() if place.tower in (tower, "")}
 
