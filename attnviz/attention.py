@@ -5,6 +5,7 @@ Axis order is always batch, head, query, key: B H Tq Tk. Each reshape carries it
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping
 from math import sqrt
 
@@ -249,6 +250,22 @@ class MultiHeadAttention(nn.Module):
         """
         at = self._places(query, query if key is None else key, positions)
         q, k, v = self.project(query, key, value, at, tap)
+        context, weights = self.attend(q, k, v, allowed, at, tap)
+        return self.finish(context, query, tap), weights
+
+    def attend(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        allowed: Tensor | None,
+        positions: tuple[Tensor, Tensor],
+        tap: Tap = ignore,
+    ) -> tuple[Tensor, Tensor]:
+        """(context `[B H Tq d_v]`, weights `[B H Tq Tk]`) of what `project` gives.
+
+        `allowed` and `positions` are those of `forward`.
+        """
         heads, extra = self.config.n_heads, self.extra_keys
         if extra and allowed is not None:
             allowed = nn.functional.pad(allowed, (0, extra), value=True)
@@ -258,11 +275,10 @@ class MultiHeadAttention(nn.Module):
             v = v.repeat_interleave(heads // self.config.n_kv_heads, dim=1)
             tap("v_repeated", "B H Tk d_v", v)
 
-        bias = self._position_bias(*at, tap)
-        context, weights = scaled_dot_product_attention(
+        bias = self._position_bias(*positions, tap)
+        return scaled_dot_product_attention(
             q, k, v, allowed, tap, bias=bias, scaled=self.config.variant.scaled
         )
-        return self.finish(context, query, tap), weights
 
     def project(
         self,
@@ -321,6 +337,17 @@ class MultiHeadAttention(nn.Module):
             tap("k_extended", f"B {hkv} Tk d_k", k)
             tap("v_extended", f"B {hkv} Tk d_v", v)
         return q, k, v
+
+    def distance_table(self) -> Tensor | None:
+        """What distance adds to the scores, `[H 2F+1]`: see `Scores.distances`; None: nothing."""
+        if self.distances is None:
+            return None
+        furthest, variant = self.config.variant.furthest, self.config.variant
+        apart = torch.arange(-furthest, furthest + 1)
+        n_buckets = len(self.distances.weight)
+        rows = distance_buckets(apart, n_buckets, furthest, variant.buckets_both_ways)
+        found: Tensor = self.distances(rows.to(self.distances.weight.device))
+        return found.T
 
     def finish(self, context: Tensor, query: Tensor, tap: Tap = ignore) -> Tensor:
         """The output `[B Tq d_model]` of context `[B H Tq d_v]`: all that comes after the weights.
@@ -455,3 +482,11 @@ class Embedding(nn.Module):
             x = self.norm(x)
             tap(f"{side}_embedding_normed", f"B {t} d_model", x, module=self.norm, flops_each=8)
         return x
+
+
+def vector_of_word(word: str, config: AttentionConfig) -> Tensor:
+    """A standard normal vector `[d_model]` that depends on the word and the seed alone."""
+    digest = hashlib.blake2b(word.encode("utf-8", "surrogatepass"), digest_size=7).digest()
+    generator = torch.Generator().manual_seed(int.from_bytes(digest, "big") ^ config.seed)
+    drawn = torch.randn(config.d_model, generator=generator, dtype=torch.float64)
+    return drawn.to(config.device, getattr(torch, config.dtype))

@@ -12,10 +12,11 @@ from attnviz.errors import InputError
 from attnviz.machine import require_memory
 from attnviz.masks import Rule
 from attnviz.result import Attention, as_window
-from attnviz.streaming import LongAttention, window
+from attnviz.scores import Scores
+from attnviz.streaming import window
 
 
-def layer_of(result: Attention, layer: int) -> LongAttention:
+def layer_of(result: Attention, layer: int) -> Scores:
     """What the weights of the layer at index `layer` are made of, for `streaming.window`.
 
     Raises `InputError` where q and k were not kept.
@@ -34,7 +35,7 @@ def layer_of(result: Attention, layer: int) -> LongAttention:
     )
     softcap = float(kept["softcap"])
     starts = [[result.places(b, side)[0] for b in range(result.batch_size)] for side in (0, 1)]
-    return LongAttention(
+    return Scores(
         kept["q"],
         kept["k"],
         (rule,),
@@ -48,7 +49,7 @@ def layer_of(result: Attention, layer: int) -> LongAttention:
 
 
 def windows_of(
-    attention: LongAttention, rows: range, columns: range, b: int, heads: Sequence[int]
+    attention: Scores, rows: range, columns: range, b: int, heads: Sequence[int]
 ) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.bool_]]:
     """(weights, allowed), both `[heads rows columns]`, of some heads of one sequence."""
     weights = np.stack(
@@ -74,7 +75,7 @@ def windows_kept(result: Attention) -> Window | None:
     """Computes single windows from the q and k that were kept; None where they were not."""
     if not result.has_weights_kept:
         return None
-    layers: dict[int, LongAttention] = {}
+    layers: dict[int, Scores] = {}
 
     def compute(
         rows: range, columns: range, sequence: int, head: tuple[int, int]

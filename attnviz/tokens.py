@@ -6,7 +6,7 @@ import difflib
 import json
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import groupby
@@ -36,6 +36,9 @@ MOST_COMPARED = 5000
 """Tokens of a vocabulary among which those like an unknown one are looked for."""
 
 Tokens = tuple[str, ...]
+
+Text = str | Tokens
+"""A text that a tokenizer cuts, or a text that is cut already."""
 
 
 # ── tokenizers: str → list of tokens ─────────────────────────────────────────────────────────
@@ -79,14 +82,8 @@ TOKENIZERS: dict[str, Callable[[str], list[str]]] = {
 }
 
 
-WHOLE = "whole"
-"""The tokenizer that cuts nothing: a text is one token, for a model that cuts it by itself."""
-
-
 def tokenizer_named(name: str) -> Callable[[str], list[str]]:
     """One of `TOKENIZERS`, or that of a `tokenizer.json`, with the special tokens that it adds."""
-    if name == WHOLE:
-        return lambda text: [text] if text.strip() else []
     if name in TOKENIZERS:
         return TOKENIZERS[name]
     encode = read_tokenizer(name).encode
@@ -152,55 +149,48 @@ def _split(text: str, tokenize: Callable[[str], list[str]]) -> list[str]:
 
 
 @dataclass(frozen=True)
-class Reading:
-    """Token sequences, and remarks for the person about what was skipped on the way."""
+class Texts:
+    """What is to be read, not cut into tokens yet: each a text, or a list of tokens.
 
-    sequences: tuple[Tokens, ...]
-    notices: tuple[str, ...] = ()
+    `keys` are those that the queries look at in cross attention, None where they look at
+    themselves. `notes` report what was skipped on the way.
+    """
+
+    queries: tuple[Text, ...]
+    keys: tuple[Text, ...] | None = None
+    notes: tuple[str, ...] = ()
 
 
-def from_texts(texts: Iterable[str], tokenizer: str = "words") -> Reading:
-    """Each text is a sequence; an empty one stays, as a sequence of no tokens."""
-    tokenize = tokenizer_named(tokenizer)
-    return _trimmed([tokenize(_sound(text, "the text")) for text in texts])
+def texts_of_arguments(texts: Iterable[str]) -> Texts:
+    """Each argument is a text; an empty one stays, and has no tokens."""
+    return Texts(tuple(_sound(text, "the text") for text in texts))
 
 
-def from_file(
-    path: Path | None, stream: BinaryIO, tokenizer: str = "words", encoding: str = "utf-8"
-) -> Reading:
-    """Read `stream`: one sequence a line; JSON or JSONL token lists where `path` is named so.
+def read_stream(path: Path | None, stream: BinaryIO, encoding: str = "utf-8") -> Texts:
+    """Read `stream`: one text per line; JSON or JSONL token lists where `path` has that suffix.
 
     `path` None stands for standard input. Raises `InputError` that names the byte where decoding
-    fails, and the line or place where a token list is not one.
+    fails, and the line or item where a token list is not one.
     """
     name = "standard input" if path is None else printable(path)
     text = _decode(stream.read(LARGEST_INPUT + 1), name, encoding)
     suffix = "" if path is None else path.suffix.lower()
     if suffix == ".json":
-        return _trimmed(_json_sequences(_parse(text, name), name, tokenizer))
+        return Texts(tuple(_json_sequences(_parse(text, name), name)))
     lines = text.replace("\r\n", "\n").replace("\r", "\n").split("\n")
-    kept = [(number, line) for number, line in enumerate(lines, 1) if line.strip()]
+    kept = [(f"{name}, line {at}", line) for at, line in enumerate(lines, 1) if line.strip()]
     blank = len(lines) - len(kept) - (lines[-1] == "")
-    notices = (f"{name}: {plural(blank, 'empty line')} skipped",) if blank else ()
+    notes = (f"{name}: {plural(blank, 'empty line')} skipped",) if blank else ()
     if suffix == ".jsonl":
-        found = [
-            _one_sequence(
-                _parse(line, f"{name}, line {number}"), f"{name}, line {number}", tokenizer
-            )
-            for number, line in kept
-        ]
-    else:
-        tokenize = tokenizer_named(tokenizer)
-        found = [tokenize(line) for _, line in kept]
-    reading = _trimmed(found)
-    return Reading(reading.sequences, notices + reading.notices)
+        return Texts(tuple(_one_sequence(_parse(line, at), at) for at, line in kept), notes=notes)
+    return Texts(tuple(line for _, line in kept), notes=notes)
 
 
-def read_path(path: Path, tokenizer: str = "words", encoding: str = "utf-8") -> Reading:
-    """Open and read a file; see `from_file`."""
+def read_path(path: Path, encoding: str = "utf-8") -> Texts:
+    """Open and read a file; see `read_stream`."""
     try:
         with path.open("rb") as stream:
-            return from_file(path, stream, tokenizer, encoding)
+            return read_stream(path, stream, encoding)
     except OSError as error:
         raise InputError(
             f"{printable(path)}: {why_unreadable(path, error)}; "
@@ -208,10 +198,35 @@ def read_path(path: Path, tokenizer: str = "words", encoding: str = "utf-8") -> 
         ) from None
 
 
+def cut(texts: Sequence[Text], tokenizer: str = "words") -> tuple[tuple[Tokens, ...], list[str]]:
+    """The tokens of each text, and notes. Lists of tokens stay as they are.
+
+    Padding written by hand is taken off both ends: the batch is padded by attnviz, which knows
+    where.
+    """
+    tokenize = tokenizer_named(tokenizer) if any(isinstance(t, str) for t in texts) else list
+    sequences: list[Tokens] = []
+    dropped = 0
+    for text in texts:
+        tokens = tokenize(text) if isinstance(text, str) else list(text)
+        start, end = 0, len(tokens)
+        while start < end and tokens[start] in PAD_SPELLINGS:
+            start += 1
+        while end > start and tokens[end - 1] in PAD_SPELLINGS:
+            end -= 1
+        dropped += len(tokens) - (end - start)
+        sequences.append(tuple(tokens[start:end]))
+    note = (
+        f"{plural(dropped, 'padding token')} at the ends of sequences taken off; "
+        "--pad-to and --pad-side pad a batch"
+    )
+    return tuple(sequences), [note] if dropped else []
+
+
 def read_tokens(path: Path) -> list[Tokens]:
     """Tokens as somebody else's tokenizer made them, those of padding among them.
 
-    `.json` and `.jsonl` as in `from_file`; any other file has a token a line, as it stands, and
+    `.json` and `.jsonl` as in `read_stream`; any other file has a token a line, as it stands, and
     empty lines between sequences. Raises `InputError` where there is no token.
     """
     name = printable(path)
@@ -222,17 +237,17 @@ def read_tokens(path: Path) -> list[Tokens]:
         raise InputError(f"{name}: {why_unreadable(path, error)}") from None
     suffix = path.suffix.lower()
     lines = text.replace("\r\n", "\n").split("\n")
-    found: list[list[str]] = []
+    found: Sequence[Text]
     if suffix == ".json":
-        found = _json_sequences(_parse(text, name), name, "words")
+        found = _json_sequences(_parse(text, name), name)
     elif suffix == ".jsonl":
         places = [(f"{name}, line {i}", line) for i, line in enumerate(lines, 1) if line.strip()]
-        found = [_one_sequence(_parse(line, place), place, "words") for place, line in places]
+        found = [_one_sequence(_parse(line, place), place) for place, line in places]
     else:
-        found = [list(run) for has_text, run in groupby(lines, key=bool) if has_text]
+        found = [tuple(run) for has_text, run in groupby(lines, key=bool) if has_text]
     if not any(found):
         raise InputError(f"{name} holds no tokens")
-    return [tuple(tokens) for tokens in found]
+    return [tuple(words(each)) if isinstance(each, str) else each for each in found]
 
 
 def _decode(data: bytes, name: str, given: str | None = None) -> str:
@@ -296,22 +311,22 @@ def _unique(pairs: list[tuple[str, object]]) -> dict[str, object]:
     return found
 
 
-def _json_sequences(value: object, name: str, tokenizer: str) -> list[list[str]]:
+def _json_sequences(value: object, name: str) -> list[Text]:
     """A token list, or a list of them; a list that holds lists is a batch."""
     if isinstance(value, list) and any(isinstance(item, (list, dict)) for item in value):
-        return [_one_sequence(item, f"{name}, item {i}", tokenizer) for i, item in enumerate(value)]
-    return [_one_sequence(value, name, tokenizer)]
+        return [_one_sequence(item, f"{name}, item {i}") for i, item in enumerate(value)]
+    return [_one_sequence(value, name)]
 
 
-def _one_sequence(value: object, name: str, tokenizer: str) -> list[str]:
-    """`["a", "b"]`, `{"tokens": ["a", "b"]}`, or a text to tokenize: `"a b"`, `{"text": "a b"}`."""
+def _one_sequence(value: object, name: str) -> Text:
+    """`["a", "b"]`, `{"tokens": ["a", "b"]}`, or a text: `"a b"`, `{"text": "a b"}`."""
     if isinstance(value, dict):
         key = next((k for k in ("tokens", "text") if k in value), None)
         if key is None:
             raise InputError(f'{name} has neither "tokens" nor "text"')
         value = value[key]
     if isinstance(value, str):
-        return tokenizer_named(tokenizer)(_sound(value, name))
+        return _sound(value, name)
     if not isinstance(value, list):
         raise InputError(f"{name} is {_json_kind(value)}; a list of tokens or a text is expected")
     for i, token in enumerate(value):
@@ -320,7 +335,7 @@ def _one_sequence(value: object, name: str, tokenizer: str) -> list[str]:
                 f"{name}, token {i} is {_json_kind(token)}; a non-empty string is expected"
             )
         _sound(token, f"{name}, token {i}")
-    return value
+    return tuple(value)
 
 
 def _json_kind(value: object) -> str:
@@ -328,25 +343,6 @@ def _json_kind(value: object) -> str:
     if isinstance(value, (list, dict)):
         return "a list" if isinstance(value, list) else "an object"
     return printable(json.dumps(value), 40)
-
-
-def _trimmed(found: Sequence[list[str]]) -> Reading:
-    """Take padding written by hand off both ends: the batch is padded here, and knows where."""
-    sequences: list[Tokens] = []
-    dropped = 0
-    for tokens in found:
-        start, end = 0, len(tokens)
-        while start < end and tokens[start] in PAD_SPELLINGS:
-            start += 1
-        while end > start and tokens[end - 1] in PAD_SPELLINGS:
-            end -= 1
-        dropped += len(tokens) - (end - start)
-        sequences.append(tuple(tokens[start:end]))
-    notice = (
-        f"{plural(dropped, 'padding token')} at the ends of sequences taken off; "
-        "--pad-to and --pad-side pad a batch"
-    )
-    return Reading(tuple(sequences), (notice,) if dropped else ())
 
 
 # ── where tokens stand in a padded row ───────────────────────────────────────────────────────
@@ -444,12 +440,14 @@ def make_batch(
     vocabulary: Tokens | None = None,
     pad_to: int | None = None,
     pad_side: str = "right",
+    numbers: Mapping[str, int] | None = None,
 ) -> Batch:
     """Pad `sequences` to one width and look up their ids.
 
     Padding is `[PAD]` or `<pad>` of the `vocabulary` that was given, id 0 where it has neither; a
     token that is not in it is its `[UNK]` or `<unk>`. Raises `InputError` when there is no token at
-    all, when `pad_to` is shorter than a sequence, or when a token has no id.
+    all, when `pad_to` is shorter than a sequence, or when a token has no id. `numbers` are the ids
+    of the tokens, for a large vocabulary that serves many batches.
     """
     if pad_side not in PAD_SIDES:
         raise InputError(f"--pad-side is '{printable(pad_side)}'; it must be right or left")
@@ -463,7 +461,7 @@ def make_batch(
         )
     width = longest if pad_to is None else pad_to
     vocabulary = make_vocabulary(sequences) if vocabulary is None else vocabulary
-    number = {token: i for i, token in enumerate(vocabulary)}
+    number = numbers or {token: i for i, token in enumerate(vocabulary)}
     pad = next((number[token] for token in PAD_SPELLINGS if token in number), 0)
     unknown = next((number[token] for token in UNKNOWN_SPELLINGS if token in number), None)
     ids = np.full((len(sequences), width), pad, dtype=np.int64)

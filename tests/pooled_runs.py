@@ -12,11 +12,12 @@ from typing import Any
 
 import numpy as np
 import torch
+from attnviz.sources.long import gather, real_rows
 
 from attnviz import masks
 from attnviz.result import Attention
-from attnviz.sources.long import gather, real_rows
-from attnviz.streaming import LongAttention, pool
+from attnviz.scores import Scores
+from attnviz.streaming import pool
 from attnviz.tokens import Batch, make_batch
 
 D_K = 11
@@ -27,7 +28,7 @@ class Made:
     """A long run and the attention of each of its layers."""
 
     run: Attention
-    layers: tuple[LongAttention, ...]
+    layers: tuple[Scores, ...]
 
     def whole(self, layer: int, sequence: int, head: int) -> tuple[np.ndarray, np.ndarray]:
         """(weights, allowed) `[Tq Tk]` in float64, by hand, the way a textbook has it."""
@@ -59,7 +60,7 @@ def made(
     **facts: Any,
 ) -> Made:
     """Attention of random q and k, streamed. `rules`: names of masks of `attnviz.masks`; `more`
-    goes to each `LongAttention`, `facts` to the result."""
+    goes to each `Scores`, `facts` to the result."""
     q_batch = make_batch(queries, pad_side=pad_side)
     k_batch = q_batch if keys is None else make_batch(keys, pad_side=pad_side)
     known = {
@@ -90,13 +91,13 @@ def made(
 
 def _attention(
     seed: int, heads: int, queries: Batch, keys: Batch, rules: Any, strength: float, more: Any
-) -> LongAttention:
+) -> Scores:
     random = torch.Generator().manual_seed(seed)
     batch, n_q, n_k = (
         len(queries.padded_tokens),
         *(len(x.padded_tokens[0]) for x in (queries, keys)),
     )
-    return LongAttention(
+    return Scores(
         torch.randn(batch, heads, n_q, D_K, generator=random) * strength,
         torch.randn(batch, heads, n_k, D_K, generator=random),
         rules,

@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+from attnviz.sources.from_config import from_config
 
 from attnviz import masks
 from attnviz.config import AttentionConfig
 from attnviz.result import Attention
-from attnviz.sources.from_config import from_config
 from attnviz.tokens import make_batch
 
 HOSTILE = ("$\\frac", "</script>", "\x1b[31m", "\u202e", "猫", "👩\u200d👧", "a\nb", '"', "\0")

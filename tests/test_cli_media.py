@@ -6,12 +6,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from attnviz.sources.from_media import from_audio, from_images
 from media_models import picture, save_ear, save_eye, sound
 from PIL import Image
 
 import attnviz
 from attnviz.cli.main import call
-from attnviz.sources.from_media import from_audio, from_images
 
 
 @pytest.fixture(scope="module")

@@ -10,11 +10,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from attnviz.sources.from_pretrained import from_pretrained
 from tiny_models import BERT, LLAMA, T5, tiny
 
 import attnviz
 from attnviz.cli.main import call
-from attnviz.sources.from_pretrained import from_pretrained
 
 LONG, SHORT = "the cat sat on the mat because it was tired .", "the dog ran"
 

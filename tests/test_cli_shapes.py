@@ -84,9 +84,11 @@ def test_the_other_forms(capsys: pytest.CaptureFixture[str]) -> None:
     markdown = capsys.readouterr().out
     assert markdown.startswith("| # | stage | step |")
     assert "attention.py:" in markdown
+    assert call(["shapes", "a b", "--format", "mermaid"]) == 0
+    assert capsys.readouterr().out.startswith("flowchart TD\n")
     assert call(["shapes", "a b", "--format", "xml"]) == 2
     assert capsys.readouterr().err == (
-        "attnviz: --format is 'xml'; it must be one of table, json, markdown\n"
+        "attnviz: --format is 'xml'; it must be one of table, json, markdown, mermaid\n"
     )
 
 

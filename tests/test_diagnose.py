@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from attnviz.sources.from_config import shadow_steps
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -23,7 +24,6 @@ from attnviz.diagnose import (
     usual_head_counts,
 )
 from attnviz.errors import ConfigError, InputError
-from attnviz.sources.from_config import shadow_steps
 
 size = st.integers(1, 6)
 

@@ -9,12 +9,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+from attnviz.sources.from_pretrained import Wanted, run_model
+from attnviz.sources.run import Run
 from test_explain import agrees, examples, grid, make, page
 from tiny_models import BERT, GPT2, LLAMA, T5, tiny
 
 from attnviz.render.explain import Explanation, explain, explanation_as_json
-from attnviz.sources.from_pretrained import Wanted, run_model
-from attnviz.sources.run import Run
 
 KEPT = ("q", "k", "v", "context", "q_rotated", "k_rotated", "products", "scores")
 BIASED = (*KEPT, "position_bias", "biased")

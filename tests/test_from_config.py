@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from attnviz.sources.from_config import from_config, require_device
 from hypothesis import given
 from hypothesis import strategies as st
 from safetensors import safe_open
@@ -21,7 +22,6 @@ from attnviz.errors import ConfigError, InputError
 from attnviz.positions import sinusoidal
 from attnviz.result import KEEPABLE
 from attnviz.saved_runs import arrays_of
-from attnviz.sources.from_config import from_config, require_device
 from attnviz.sources.saved_layers import save_layers
 from attnviz.tokens import make_batch
 

@@ -13,18 +13,18 @@ import numpy as np
 import pytest
 import torch
 import transformers
-from tiny_models import BERT, GPT2, LLAMA, T5, tiny
-from torch import nn
-
-from attnviz.errors import AttnvizError, ConfigError, InputError
-from attnviz.sources import loading
-from attnviz.sources.encoding import encode
 from attnviz.sources.from_pretrained import (
     Wanted,
     from_pretrained,
     learned_positions,
     run_model,
 )
+from tiny_models import BERT, GPT2, LLAMA, T5, tiny
+from torch import nn
+
+from attnviz.errors import AttnvizError, ConfigError, InputError
+from attnviz.sources import loading
+from attnviz.sources.encoding import encode
 from attnviz.sources.loading import LoadedModel, choose_device, load_model, outline_model
 from attnviz.sources.towers import layer_numbers, n_heads, tower_names
 

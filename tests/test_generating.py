@@ -8,11 +8,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from attnviz.sources.from_pretrained import Wanted, from_pretrained, run_model
 from tiny_models import BERT, GPT2, LLAMA, T5, tiny
 
 from attnviz.errors import ConfigError, InputError
 from attnviz.sources.capturing import Call, capture
-from attnviz.sources.from_pretrained import Wanted, from_pretrained, run_model
 from attnviz.sources.generating import Writing, write
 
 SLIDING = {"sliding_window": 3, "layer_types": ["sliding_attention", "full_attention"]}

@@ -8,16 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-
-from attnviz import masks
-from attnviz.attention import MultiHeadAttention, untrained
-from attnviz.config import AttentionConfig
-from attnviz.errors import InputError
-from attnviz.full_resolution import part_at_full_resolution
-from attnviz.masks import Rule, from_array
-from attnviz.result import Attention
 from attnviz.sources.from_config import from_config
-from attnviz.sources.from_weights import Asked, from_weights, open_weights
 from attnviz.sources.long import (
     Pooler,
     Pooling,
@@ -26,6 +17,15 @@ from attnviz.sources.long import (
     long_from_weights,
     require_long_memory,
 )
+
+from attnviz import masks
+from attnviz.attention import MultiHeadAttention, untrained
+from attnviz.config import AttentionConfig
+from attnviz.errors import InputError
+from attnviz.full_resolution import part_at_full_resolution
+from attnviz.masks import Rule, from_array
+from attnviz.result import Attention
+from attnviz.sources.from_weights import Asked, from_weights, open_weights
 from attnviz.sources.saved_layers import save_layers
 from attnviz.sources.weight_files import open_weight_file
 from attnviz.tokens import Batch, make_batch

@@ -9,11 +9,11 @@ from types import SimpleNamespace
 
 import psutil
 import pytest
+from attnviz.sources.from_config import require_run_memory
 
 from attnviz.config import AttentionConfig
 from attnviz.errors import ConfigError, InputError
 from attnviz.machine import free_memory, human_bytes, require_memory, require_package
-from attnviz.sources.from_config import require_run_memory
 
 MACHINE = 1000
 

@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from attnviz.sources.from_config import from_config
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -22,7 +23,6 @@ from attnviz.errors import ConfigError, InputError
 from attnviz.mask_files import read_mask
 from attnviz.masks import Rule, build, from_array
 from attnviz.saved_runs import load
-from attnviz.sources.from_config import from_config
 from attnviz.tokens import SEP, Batch, make_batch
 
 

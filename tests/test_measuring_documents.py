@@ -14,7 +14,7 @@ from pyarrow import parquet
 from attnviz.corpus import documents
 from attnviz.corpus.batches import Shard, batches, shards
 from attnviz.corpus.documents import Bad, Corpus, Document, find_files
-from attnviz.corpus.source import Ready
+from attnviz.corpus.reader import Ready
 from attnviz.errors import InputError, printable
 
 

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from attnviz.corpus.layers import Layers, Reading, open_layer
 
 from attnviz.config import AttentionConfig
 from attnviz.corpus import checkpoint as checkpoint_module
@@ -36,9 +37,8 @@ from attnviz.corpus.cluster import (
 )
 from attnviz.corpus.documents import Bad, Corpus, Document
 from attnviz.corpus.drive import drive
-from attnviz.corpus.layers import Layers, Reading, open_layer
 from attnviz.corpus.opening import describe
-from attnviz.corpus.source import Ready, Take
+from attnviz.corpus.reader import Ready, Take
 from attnviz.corpus.tally import MOST_NAMED, Part, SpoiledError, Tally, measure_shard, measured
 from attnviz.errors import AttnvizError, ConfigError, InputError
 from attnviz.measures.measures import DEFAULT, Options

@@ -10,6 +10,10 @@ from typing import cast
 import numpy as np
 import pytest
 import torch
+from attnviz.corpus.layers import Layers, Reading, open_layer, open_weights_file
+from attnviz.corpus.models import Model
+from attnviz.corpus.saved import Saved
+from attnviz.sources.from_config import from_config
 from real_models import minilm, smollm2
 from tiny_models import BERT, GPT2, LLAMA, T5, tiny
 
@@ -20,19 +24,15 @@ from attnviz.corpus import models as models_module
 from attnviz.corpus import probing as probing_module
 from attnviz.corpus import rows as rows_module
 from attnviz.corpus.documents import Document
-from attnviz.corpus.layers import Layers, Reading, open_layer, open_weights_file
-from attnviz.corpus.models import Model
 from attnviz.corpus.opening import open_model
 from attnviz.corpus.probing import probe_induction
+from attnviz.corpus.reader import CorpusReader, Ready
 from attnviz.corpus.rolling import layer_means, rolled
-from attnviz.corpus.saved import Saved
-from attnviz.corpus.source import Ready, Source
 from attnviz.errors import ConfigError, InputError
 from attnviz.masks import rule
 from attnviz.measures.block import Block
 from attnviz.measures.flow import rollout
 from attnviz.saved_runs import load, save
-from attnviz.sources.from_config import from_config
 from attnviz.sources.from_weights import Asked
 from attnviz.sources.saved_layers import save_layers
 from attnviz.tokens import make_batch
@@ -50,7 +50,7 @@ def text(length: int, seed: int = 0) -> str:
     return " ".join(f"w{i}" for i in rng.integers(0, 40, length))
 
 
-def attended(source: Source, *documents: Document) -> list[Block]:
+def attended(source: CorpusReader, *documents: Document) -> list[Block]:
     """Copies of all blocks of one batch."""
     found: list[Block] = []
 
@@ -391,7 +391,7 @@ def test_losses_are_those_of_the_copies(
     )
     nothing = SimpleNamespace(result=dict)
     monkeypatch.setattr(probing_module, "measured", lambda *_: nothing)
-    probe = probe_induction(cast("Source", fake), 0, 1)
+    probe = probe_induction(cast("CorpusReader", fake), 0, 1)
     assert (probe.first_copy, probe.later_copies) == (1.0, 5.0)
 
 

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 import transformers
+from attnviz.sources.from_media import from_audio, from_images, run_media
 from media_models import EARS, EYES, NORM, picture, save_ear, save_eye, sound
 from PIL import Image
 from tiny_models import BERT, tiny
@@ -18,7 +19,6 @@ from tiny_models import BERT, tiny
 from attnviz.errors import ConfigError, InputError
 from attnviz.machine import free_memory
 from attnviz.sources import from_media
-from attnviz.sources.from_media import from_audio, from_images, run_media
 from attnviz.sources.loading import LoadedModel, load_model
 from attnviz.sources.media import read_picture, read_wave, resampled
 

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pytest
+from attnviz.sources.from_pretrained import from_pretrained
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tiny_models import BERT, T5, tiny
@@ -27,7 +28,6 @@ from attnviz.pieces import Pieces, marked_pieces
 from attnviz.result import Attention, from_batches
 from attnviz.saved_runs import load, save
 from attnviz.sources.encoding import encode
-from attnviz.sources.from_pretrained import from_pretrained
 from attnviz.sources.subwords import pieces_of
 from attnviz.tokens import make_batch
 

@@ -11,6 +11,8 @@ import numpy as np
 import pytest
 import torch
 import transformers
+from attnviz.sources.from_pretrained import Wanted
+from attnviz.sources.long import Pooler, Pooling
 from torch import nn
 
 from attnviz.errors import InputError
@@ -18,10 +20,8 @@ from attnviz.full_resolution import part_at_full_resolution
 from attnviz.sources import model_blocks
 from attnviz.sources.capturing import capture
 from attnviz.sources.encoding import Encoded
-from attnviz.sources.from_pretrained import Wanted
-from attnviz.sources.long import Pooler, Pooling
 from attnviz.sources.model_blocks import in_blocks, run_model_long
-from attnviz.streaming import LongAttention, window
+from attnviz.streaming import Scores, window
 
 SMALL: dict[str, Any] = {
     "vocab_size": 37,
@@ -85,7 +85,7 @@ def test_weights_and_outputs_are_the_model_s_own(family: str, side: str | None) 
         expect = model(**given).last_hidden_state
     calls = captured.of()
     implementation = model.config._attn_implementation
-    seen: dict[int, LongAttention] = {}
+    seen: dict[int, Scores] = {}
     with torch.no_grad(), in_blocks(model, captured.towers[0], seen.__setitem__, [0, 2]):
         found = model(**given).last_hidden_state
     assert model.config._attn_implementation == implementation
@@ -172,9 +172,9 @@ def test_what_differs_from_the_model_s_own_is_refused(monkeypatch: pytest.Monkey
     model = network("llama")
     right = model_blocks._attention
 
-    def wrong(*given: Any) -> LongAttention:
+    def wrong(*given: Any) -> Scores:
         attention = right(*given)
-        return LongAttention(attention.q, attention.k, attention.rules, scale=9.0)
+        return Scores(attention.q, attention.k, attention.rules, scale=9.0)
 
     monkeypatch.setattr(model_blocks, "_attention", wrong)
     with pytest.raises(InputError) as caught:

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from attnviz.sources.from_pretrained import from_pretrained
 from real_models import minilm, smollm2
 
 from attnviz.result import Attention
-from attnviz.sources.from_pretrained import from_pretrained
 from attnviz.sources.loading import LoadedModel, load_model
 
 DATA = Path(__file__).parent / "data" / "models"

@@ -17,8 +17,8 @@ from attnviz import masks
 from attnviz.errors import ConfigError, InputError
 from attnviz.masks import Rule
 from attnviz.result import ROW_STATISTICS
+from attnviz.scores import Scores
 from attnviz.streaming import (
-    LongAttention,
     Pooled,
     context,
     pool,
@@ -43,7 +43,7 @@ class Whole:
     key_positions: npt.NDArray[np.int64]
 
 
-def whole(a: LongAttention) -> Whole:
+def whole(a: Scores) -> Whole:
     batch, heads, queries, keys = a.batch_size, a.n_heads, a.queries, a.keys
     q = a.q.detach().double().numpy()
     k = np.repeat(a.k.detach().double().numpy(), heads // a.k.shape[1], axis=1)
@@ -78,7 +78,7 @@ def pooled_by_hand(x: npt.NDArray[Any], cells: tuple[int, int], how: np.ufunc) -
     return how.reduceat(along_rows, range(0, x.shape[-1], cells[1]), axis=-1)
 
 
-def agree(pooled: Pooled, a: LongAttention, tolerance: float, bits: float) -> None:
+def agree(pooled: Pooled, a: Scores, tolerance: float, bits: float) -> None:
     """Every number of `pooled` is that of the whole map; `bits` is allowed to the entropy."""
     expect = whole(a)
     w, allowed = expect.weights, expect.allowed
@@ -157,7 +157,7 @@ def batches(draw: st.DrawFn, most: int) -> tuple[Batch, Batch]:
 
 
 @st.composite
-def attentions(draw: st.DrawFn) -> LongAttention:
+def attentions(draw: st.DrawFn) -> Scores:
     queries, keys = batches(draw, 23)
     groups, per_group = draw(st.integers(1, 2)), draw(st.integers(1, 3))
     heads, d_k = groups * per_group, draw(st.sampled_from([1, 2, 5, 11]))
@@ -178,7 +178,7 @@ def attentions(draw: st.DrawFn) -> LongAttention:
         masks.from_array(dense[0, 0], "dense", *dense.shape),
     ]
     strength = draw(st.sampled_from([0.1, 1.0, 30.0, 3000.0]))
-    return LongAttention(
+    return Scores(
         normal(queries.size, heads, queries.width, d_k) * strength,
         normal(queries.size, groups, keys.width, d_k),
         rules=tuple(draw(st.lists(st.sampled_from(known), max_size=3))),
@@ -200,7 +200,7 @@ def attentions(draw: st.DrawFn) -> LongAttention:
 )
 @settings(max_examples=150)
 def test_any_sizes_masks_blocks_and_pixels(
-    a: LongAttention, pixels: int, block: tuple[int, int], top: int, near: int
+    a: Scores, pixels: int, block: tuple[int, int], top: int, near: int
 ) -> None:
     pooled = pool(a, pixels, top=top, near=near, column_sums=True, block=block)
     agree(pooled, a, tolerance=2e-7, bits=1e-6)  # float64 inside, float32 in what is given back
@@ -214,7 +214,7 @@ def random(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float32) -> to
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
 
 
-def big_cases() -> dict[str, LongAttention]:
+def big_cases() -> dict[str, Scores]:
     """Thousands of tokens, of odd lengths, a head or two each."""
     one, two = text(4093), text(2111, 1999, side="left")
     pieces = make_batch([tuple(SEP if i % 389 == 388 else "a" for i in range(4093))])
@@ -222,23 +222,23 @@ def big_cases() -> dict[str, LongAttention]:
     starts = list(map(int, two.starts))
     q, k = random(1, 2, 4093, 64), random(1, 1, 4093, 64, seed=1)
     return {
-        "causal": LongAttention(q, k, (masks.rule("causal", one, one),)),
-        "window": LongAttention(q[:, :1], k, (masks.rule("window", one, one, 389),)),
-        "segments": LongAttention(q[:, :1], k, (masks.rule("segments", pieces, pieces),)),
-        "prefix": LongAttention(q[:, :1], k, (masks.rule("prefix", one, one, 1777),)),
-        "left padding": LongAttention(
+        "causal": Scores(q, k, (masks.rule("causal", one, one),)),
+        "window": Scores(q[:, :1], k, (masks.rule("window", one, one, 389),)),
+        "segments": Scores(q[:, :1], k, (masks.rule("segments", pieces, pieces),)),
+        "prefix": Scores(q[:, :1], k, (masks.rule("prefix", one, one, 1777),)),
+        "left padding": Scores(
             random(2, 1, 2111, 32),
             random(2, 1, 2111, 32, seed=1),
             (masks.rule("padding", two, two), masks.rule("causal", two, two)),
             query_starts=starts,
             key_starts=starts,
         ),
-        "cross, any mask": LongAttention(
+        "cross, any mask": Scores(
             random(1, 1, 1999, 64),
             random(1, 1, 2111, 64, seed=1),
             (masks.from_array(holes, "holes", 1, 1, 1999, 2111),),
         ),
-        "bfloat16, ALiBi": LongAttention(
+        "bfloat16, ALiBi": Scores(
             random(1, 1, 2111, 32, dtype=torch.bfloat16),
             random(1, 1, 2111, 32, seed=1, dtype=torch.bfloat16),
             slopes=torch.tensor([0.03]),
@@ -259,7 +259,7 @@ def test_thousands_of_tokens(name: str) -> None:
 
 def test_a_thousand_pixels_of_4096_tokens() -> None:
     tokens = text(4096)
-    a = LongAttention(
+    a = Scores(
         random(1, 1, 4096, 64),
         random(1, 1, 4096, 64, seed=1),
         (masks.rule("causal", tokens, tokens),),
@@ -270,11 +270,11 @@ def test_a_thousand_pixels_of_4096_tokens() -> None:
 
 
 def test_what_is_not_asked_for_is_not_there() -> None:
-    pooled = pool(LongAttention(random(1, 2, 7, 3), random(1, 2, 5, 3)), statistics=False)
+    pooled = pool(Scores(random(1, 2, 7, 3), random(1, 2, 5, 3)), statistics=False)
     assert pooled.statistics == {}
     assert pooled.top_keys.shape == pooled.top_weights.shape == (1, 2, 7, 0)
     assert pooled.column_sums is None
-    assert set(pool(LongAttention(random(1, 2, 7, 3), random(1, 2, 5, 3))).statistics) == set(
+    assert set(pool(Scores(random(1, 2, 7, 3), random(1, 2, 5, 3))).statistics) == set(
         ROW_STATISTICS
     )
 
@@ -289,14 +289,14 @@ def test_rows_whose_scores_lie_far_apart() -> None:
     k = random(1, 1, 700, 2) * 0.1
     k[0, 0, :, 0] = 1.0
     k[0, 0, 333] = torch.tensor([1.0, 400.0])
-    a = LongAttention(q, k, scale=1.0)
+    a = Scores(q, k, scale=1.0)
     agree(pool(a, 50, top=2, column_sums=True), a, tolerance=2e-5, bits=1e-3)
     full = window(a, range(600), range(700))
     np.testing.assert_allclose(full[:, 333], 1.0, rtol=1e-6)
 
 
 def test_scores_that_only_underflow() -> None:
-    a = LongAttention(torch.full((1, 1, 5, 1), -1e5), torch.ones(1, 1, 3, 1))
+    a = Scores(torch.full((1, 1, 5, 1), -1e5), torch.ones(1, 1, 3, 1))
     np.testing.assert_allclose(window(a, range(5), range(3)), 1 / 3, rtol=1e-6)
 
 
@@ -304,7 +304,7 @@ def test_nan_reaches_the_rows_that_may_see_it_and_no_others() -> None:
     tokens = text(600)
     k = random(1, 1, 600, 8, seed=1)
     k[0, 0, 401, 3] = torch.nan
-    a = LongAttention(random(1, 1, 600, 8), k, (masks.rule("causal", tokens, tokens),))
+    a = Scores(random(1, 1, 600, 8), k, (masks.rule("causal", tokens, tokens),))
     weights = window(a, range(600), range(600))
     assert weights[:401].isfinite().all()
     np.testing.assert_allclose(weights[:401].sum(1), 1.0, rtol=1e-6)
@@ -320,7 +320,7 @@ def test_nan_reaches_the_rows_that_may_see_it_and_no_others() -> None:
 @pytest.mark.parametrize("threads", [1, 2])
 def test_a_window_has_the_bits_of_the_whole(threads: int) -> None:
     tokens = text(1201)
-    a = LongAttention(
+    a = Scores(
         random(1, 2, 1201, 16),
         random(1, 1, 1201, 16, seed=1),
         (masks.rule("causal", tokens, tokens),),
@@ -348,7 +348,7 @@ def test_a_window_has_the_bits_of_the_whole(threads: int) -> None:
 
 
 @given(attentions(), st.data())
-def test_windows_of_anything(a: LongAttention, data: st.DataObject) -> None:
+def test_windows_of_anything(a: Scores, data: st.DataObject) -> None:
     b, h = data.draw(st.integers(0, a.batch_size - 1)), data.draw(st.integers(0, a.n_heads - 1))
     ranges = []
     for length in (a.queries, a.keys):
@@ -367,7 +367,7 @@ def test_16384_tokens_every_row_sums_to_1_and_cells_are_exact() -> None:
     length = 16384
     tokens = text(length)
     q, k = random(1, 1, length, 64), random(1, 1, length, 64, seed=1)
-    a = LongAttention(q, k, (masks.rule("causal", tokens, tokens),))
+    a = Scores(q, k, (masks.rule("causal", tokens, tokens),))
     rng = np.random.default_rng(0)
     rows = np.sort(rng.integers(0, length, 1000))
     columns = rng.integers(0, rows + 1)
@@ -386,7 +386,7 @@ def test_16384_tokens_every_row_sums_to_1_and_cells_are_exact() -> None:
 
 
 @given(attentions(), st.integers(1, 5))
-def test_context_is_weights_times_values(a: LongAttention, d_v: int) -> None:
+def test_context_is_weights_times_values(a: Scores, d_v: int) -> None:
     v = torch.randn(a.batch_size, a.k.shape[1], a.keys, d_v, dtype=torch.float64)
     found = context(a, v)
     repeated = v.repeat_interleave(a.n_heads // a.k.shape[1], dim=1).numpy()
@@ -396,7 +396,7 @@ def test_context_is_weights_times_values(a: LongAttention, d_v: int) -> None:
 def test_context_of_scores_beyond_a_float_s_range() -> None:
     q = torch.full((1, 1, 300, 1), -1e5)
     v = random(1, 1, 2000, 3)
-    found = context(LongAttention(q, torch.ones(1, 1, 2000, 1)), v)
+    found = context(Scores(q, torch.ones(1, 1, 2000, 1)), v)
     np.testing.assert_allclose(found[0, 0, 0], v[0, 0].mean(0), rtol=0, atol=1e-6)
 
 
@@ -416,7 +416,7 @@ def test_blocks_that_are_forbidden_whole_are_never_computed(
     monkeypatch.setattr(Head, "scores", watched)
     tokens = text(4096)
     q = random(1, 1, 4096, 8)
-    pool(LongAttention(q, q, (masks.rule("window", tokens, tokens, 64),)), 64, statistics=False)
+    pool(Scores(q, q, (masks.rule("window", tokens, tokens, 64),)), 64, statistics=False)
     assert sorted({row for row, _, _ in made}) == list(range(0, 4096, 256))
     assert all(row - 64 <= start < stop <= row + 256 for row, start, stop in made)
     assert sum(stop - start for _, start, stop in made) <= 4096 + 16 * 64
@@ -424,7 +424,7 @@ def test_blocks_that_are_forbidden_whole_are_never_computed(
 
 def test_progress_counts_what_is_computed() -> None:
     tokens = text(1000, 700)
-    a = LongAttention(
+    a = Scores(
         random(2, 3, 1000, 8),
         random(2, 3, 1000, 8),
         (masks.rule("padding", tokens, tokens), masks.rule("causal", tokens, tokens)),
@@ -439,7 +439,7 @@ def test_progress_counts_what_is_computed() -> None:
 
 def test_rows_that_see_nothing_are_zeros() -> None:
     nobody = Rule("nobody", lambda b, h, q, k: (q > 2) & (k > 99))
-    a = LongAttention(random(1, 1, 5, 3), random(1, 1, 7, 3), (nobody,))
+    a = Scores(random(1, 1, 5, 3), random(1, 1, 7, 3), (nobody,))
     pooled = pool(a, top=2)
     assert not pooled.mean.any()
     assert not pooled.allowed.any()
@@ -521,12 +521,12 @@ def test_a_job_that_fails_ends_the_rest() -> None:
     ("make", "message"),
     [
         (
-            lambda: LongAttention(torch.ones(1, 3, 5, 7), torch.ones(1, 2, 5, 7)),
+            lambda: Scores(torch.ones(1, 3, 5, 7), torch.ones(1, 2, 5, 7)),
             "q is [1, 3, 5, 7] and k is [1, 2, 5, 7]; [B H Tq d_k] and [B Hkv Tk d_k] are "
             "expected, none of them 0, H a multiple of Hkv",
         ),
         (
-            lambda: LongAttention(torch.ones(3, 5, 7), torch.ones(3, 5, 7)),
+            lambda: Scores(torch.ones(3, 5, 7), torch.ones(3, 5, 7)),
             "q is [3, 5, 7] and k is [3, 5, 7]; [B H Tq d_k] and [B Hkv Tk d_k] are expected, "
             "none of them 0, H a multiple of Hkv",
         ),
@@ -553,5 +553,5 @@ def test_sizes_that_cannot_be(name: str, value: int) -> None:
     assert str(caught.value) == f"{name} is {value}; it must be at least 1"
 
 
-def small(**more: Any) -> LongAttention:
-    return LongAttention(torch.ones(1, 3, 5, 2), torch.ones(1, 3, 7, 2), **more)
+def small(**more: Any) -> Scores:
+    return Scores(torch.ones(1, 3, 5, 2), torch.ones(1, 3, 7, 2), **more)

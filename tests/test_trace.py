@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from attnviz.sources.from_config import SHADOW_SIZES, from_config, shadow_steps
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
@@ -13,7 +14,6 @@ from attnviz import masks
 from attnviz.attention import Embedding, MultiHeadAttention, scaled_dot_product_attention
 from attnviz.config import DTYPES, POSITIONS, AttentionConfig
 from attnviz.errors import AttnvizError
-from attnviz.sources.from_config import SHADOW_SIZES, from_config, shadow_steps
 from attnviz.tokens import make_batch
 from attnviz.trace import EXPLANATIONS, Recorder, Step, ignore
 

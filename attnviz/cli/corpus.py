@@ -7,12 +7,19 @@ import json
 import os
 import shutil
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
-from attnviz.cli.inputs import is_piped
+from attnviz.cli.inputs import decoded_argument, is_piped
+from attnviz.cli.open_source import (
+    SourceRequest,
+    model_options,
+    open_source,
+    open_weights_source,
+)
 from attnviz.cli.options import (
     InputFlags,
     LayerFlags,
@@ -21,12 +28,12 @@ from attnviz.cli.options import (
     SourceFlags,
 )
 from attnviz.cli.stats_flags import CorpusFlags
-from attnviz.config import DEVICES, DTYPES
-from attnviz.corpus.documents import Corpus, Document, find_files, has_fields
+from attnviz.config import DEVICES, choice
+from attnviz.corpus.documents import Corpus, find_files, has_fields
 from attnviz.errors import ConfigError, InputError, printable
-from attnviz.machine import require_memory
 from attnviz.masks import FILE, MASKS
-from attnviz.tokens import TOKENIZERS, make_vocabulary
+from attnviz.sources.own_layers import LayerSource
+from attnviz.tokens import TOKENIZERS
 
 if TYPE_CHECKING:
     from attnviz.corpus.opening import Opening
@@ -44,7 +51,7 @@ def make_corpus(flags: CorpusFlags, seed: int, scratch: Path) -> Corpus:
     paths: list[Path] = []
     if flags.text:
         spool = scratch / "text.jsonl"
-        lines = [json.dumps(_decoded(text)) + "\n" for text in flags.text]
+        lines = [json.dumps(decoded_argument(text)) + "\n" for text in flags.text]
         spool.write_text("".join(lines), encoding="ascii")
         names[spool] = "TEXT"
         paths.append(spool)
@@ -120,95 +127,46 @@ def make_opening(
 ) -> Opening:
     """What opens the source that the flags name, in this process or another.
 
-    `say` takes remarks.
+    `say` takes warnings.
     """
     files = [mask.flag for mask in MASKS if mask.takes == FILE and mask.name in masking.asked]
     if files:
         raise ConfigError(f"{files[0]} FILE fits one batch of texts, and a corpus has many")
     if masking.padding_mask is not None:
         raise ConfigError("--padding-mask: padding is never looked at in a corpus")
+    from attnviz.corpus import opening
+
     if flags.saved:
         return _of_saved(flags, layer, masking, weights, model)
     assert corpus is not None
-    if model.model is not None:
-        return _of_model(flags, layer, masking, weights, model, generates)
-    given = [name for name in model.given if name != "--max-len"]
-    if given:
-        raise ConfigError(f"{given[0]} goes with --model")
-    if weights.weights is None and weights.given:
-        raise ConfigError(f"{weights.given[0]} goes with --weights FILE")
-    if flags.tokenizer not in TOKENIZERS:
+    if model.model is None and flags.tokenizer not in TOKENIZERS:
         InputFlags(tokenizer=flags.tokenizer)
-    from attnviz.corpus.layers import Reading, open_layer, open_weights_file
+    inputs = InputFlags(tokenizer=flags.tokenizer)
+    if model.model is None:  # padding is never looked at
+        masking = replace(masking, padding_mask=True)
+    request = SourceRequest(inputs, layer, masking, weights, model, for_corpus=True)
+    if model.model is not None:
+        choice("--device", layer.device, ("auto", *DEVICES))
+        options = model_options(request)
+        from attnviz.sources.locating import locate
 
-    reading = Reading(
-        flags.tokenizer,
-        model.max_len,
-        tuple(masking.asked.items()),
-    )
+        locate(model.model)  # says at once where there is none
+        options = replace(options, pad_side="right")
+        return partial(opening.open_model, options, generates=generates)
     if weights.weights is not None:
-        from attnviz.cli.weights_source import WeightsSource
-
         if weights.embeddings is not None:
             raise ConfigError("--embeddings are the vectors of one text; a corpus has many")
-        source = WeightsSource(InputFlags(tokenizer=flags.tokenizer), layer, MaskFlags(), weights)
-        if source.weights.is_causal and not masking.is_set:
+        source = open_weights_source(request)
+        if source.weights.is_causal and not masking.asked:
             say(
                 f"the model of these weights ({source.weights.layout}) is causal: --causal forbids "
                 "what it never sees"
             )
-        return partial(
-            open_weights_file, weights.weights, source.asked, source.vocabulary(), reading
-        )
-    config = layer.config()
-    vocabulary = make_vocabulary(_token_lists(corpus, reading))
-    require_memory(
-        len(vocabulary) * config.d_model * (8 + DTYPES[config.dtype]),
-        f"an embedding of {len(vocabulary):,} tokens × d_model {config.d_model}",
-        "give a smaller --d-model, or --tokenizer bytes",
-    )
-    return partial(open_layer, config, vocabulary, reading)
-
-
-def _token_lists(corpus: Corpus, reading: Any) -> Iterator[tuple[str, ...]]:
-    """The tokens of all documents that have some: a layer's vocabulary is made of them."""
-    for found, _ in corpus.documents():
-        if isinstance(found, Document):
-            try:
-                yield reading.tokens(found)[0]
-            except InputError:  # said when it is measured
-                continue
-
-
-def _of_model(
-    flags: CorpusFlags,
-    layer: LayerFlags,
-    masking: MaskFlags,
-    weights: SourceFlags,
-    model: ModelFlags,
-    generates: bool,
-) -> Opening:
-    from attnviz.cli.model_source import require_alone
-    from attnviz.config import choice
-    from attnviz.corpus.opening import open_model
-    from attnviz.sources.locating import locate
-
-    require_alone(InputFlags(tokenizer=flags.tokenizer), layer, masking, weights)
-    choice("--dtype", layer.dtype, tuple(DTYPES))
-    choice("--device", layer.device, ("auto", *DEVICES))
-    assert model.model is not None
-    locate(model.model)  # says at once where there is none
-    return partial(
-        open_model,
-        model.model,
-        attention=model.attention,
-        max_len=model.max_len,
-        dtype=layer.dtype,
-        device=layer.device,
-        generates=generates,
-        revision=model.revision,
-        trust_remote_code=model.trust_remote_code,
-    )
+        assert source.vocabulary  # says now where words have no vectors
+        return partial(opening.open_weights, weights.weights, source.asked, request.reading())
+    source_of_layer = open_source(request)
+    assert isinstance(source_of_layer, LayerSource)
+    return partial(opening.open_layer, source_of_layer.config, request.reading())
 
 
 def _of_saved(
@@ -218,7 +176,7 @@ def _of_saved(
     weights: SourceFlags,
     model: ModelFlags,
 ) -> Opening:
-    from attnviz.corpus.saved import open_saved
+    from attnviz.corpus.opening import open_saved
 
     named = ["--weights"] if weights.weights is not None else weights.given
     named += ["--model"] if model.model is not None else model.given
@@ -227,11 +185,3 @@ def _of_saved(
     if named:
         raise ConfigError(f"--saved has its attention, and {named[0]} makes it; give one of them")
     return partial(open_saved, find_files("--saved", flags.saved or ()), flags.axes)
-
-
-def _decoded(text: str) -> str:
-    """A text off the command line. In an ASCII locale Python keeps its bytes as surrogates."""
-    try:
-        return os.fsencode(text).decode()
-    except UnicodeDecodeError as error:
-        raise InputError(f"the text is not utf-8: byte {error.start} is wrong") from None

@@ -6,6 +6,8 @@ import json
 from typing import Annotated
 
 from attnviz.cli.console import remark, result
+from attnviz.cli.inputs import read_texts
+from attnviz.cli.open_source import SourceRequest, open_source
 from attnviz.cli.options import (
     OUTPUT,
     InputFlags,
@@ -18,8 +20,8 @@ from attnviz.cli.options import (
     spread,
 )
 from attnviz.cli.progress import Work
-from attnviz.cli.source import open_source
 from attnviz.masks import build
+from attnviz.pipeline import n_layers
 
 EXAMPLES = """Examples:
 
@@ -54,42 +56,45 @@ def explain(
     ] = False,
 ) -> None:
     """Explain one query of one head: every number from its vector to the head's output."""
-    source = open_source(inputs, layer, masking, origin, pretrained)
-    choose_one("--layer", layer_number, source.n_layers, "layers")
+    source = open_source(SourceRequest(inputs, layer, masking, origin, pretrained))
+    choose_one("--layer", layer_number, n_layers(source), "layers")
     choose_one("--head", head, source.n_heads, "heads")
-    text = source.read()
-    choose_one("--sequence", sequence, len(text.queries), "sequences")
+    texts = read_texts(inputs, source)
+    choose_one("--sequence", sequence, len(texts.queries) or 1, "sequences")
 
     import numpy as np
 
+    from attnviz.collectors.whole_maps import WholeMaps
     from attnviz.render import explain as numbers
     from attnviz.render.console import make_console
     from attnviz.render.explain_page import print_explanation
 
+    maps = WholeMaps(numbers.WANTED)
     with Work() as work:
-        done = source.compute(text, numbers.WANTED, [layer_number], work.stage)
-    run, queries = done.run, done.queries
+        tokens = source.tokens(texts)
+        done = source.run(tokens, maps, [layer_number], work.stage)
+    attention, queries = maps.result(done), done.queries
     keys = queries if done.keys is None else done.keys
     verdicts = []
     for rule in done.rules:
         allowed = build([rule], queries.size, source.n_heads, queries.width, keys.width)
         assert allowed is not None  # there is a rule
-        beside = run.result.attention.shape[4] - keys.width  # the layer's own keys: never forbidden
+        beside = attention.attention.shape[4] - keys.width  # the layer's own: never forbidden
         verdict = np.pad(allowed, [(0, 0)] * 3 + [(0, beside)], constant_values=True)
         verdicts.append((rule.name, verdict))
-    w_o = run.layers[layer_number].w_o if run.layers else None
+    w_o = done.modules[layer_number].w_o if done.modules else None
     explanation = numbers.explain(
-        run.result,
-        run.steps,
+        attention,
+        done.steps,
         sequence,
-        run.result.layer_numbers.index(layer_number),
+        attention.layer_numbers.index(layer_number),
         head,
-        numbers.find_query(run.result, sequence, query),
+        numbers.find_query(attention, sequence, query),
         verdicts=verdicts,
         w_o=None if w_o is None else w_o.weight.detach().double().cpu().numpy(),
     )
-    for notice in (*text.notices, *done.notices):
-        remark(notice)
+    for note in (*tokens.notes, *done.notes):
+        remark(note)
     if as_json:
         document = numbers.explanation_as_json(explanation)
         result(json.dumps(document, ensure_ascii=True, indent=1, allow_nan=False))

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from attnviz.config import AttentionConfig
 from attnviz.errors import printable
 from attnviz.render.visible import shorten, visible
 from attnviz.wording import plural
@@ -15,6 +14,7 @@ if TYPE_CHECKING:
     import numpy.typing as npt
     from rich.console import Console
 
+    from attnviz.result import Attention
     from attnviz.tokens import Batch
 
 MOST_TOKENS = 64
@@ -47,33 +47,6 @@ def print_facts(console: Console, facts: Sequence[Fact]) -> None:
             write(console, Text((label if i == 0 else "").ljust(INDENT)) + line)
 
 
-def layer_facts(config: AttentionConfig) -> list[Fact]:
-    """The sizes of the layer."""
-    heads = plural(config.n_heads, "head")
-    if config.is_grouped:
-        heads += f" on {plural(config.n_kv_heads, 'key/value head')}"
-    sizes = f"d_model {config.d_model}, d_k {config.d_k}, d_v {config.d_v}"
-    rest = f"{config.dtype}, positions {config.positions}"
-    return [("layer", f"{heads}, {sizes}, {rest}")]
-
-
-def untrained_facts(config: AttentionConfig) -> list[Fact]:
-    """That the layer's numbers are random."""
-    numbers = f"untrained (random numbers, seed {config.seed})"
-    return [("", f"{numbers}: it shows the mechanism, not what a model has learned")]
-
-
-def trained_facts(name: str, layout: str, place: str, n_layers: int) -> list[Fact]:
-    """Which file the layer's numbers are of, and where in it."""
-    at = f", {place}" if place else ""
-    facts = [("", f"weights of {name} in the layout of {layout}{at}")]
-    if n_layers > 1:
-        facts.append(
-            ("", f"{n_layers} layers one after the other; the trace is of layer 0, all are alike")
-        )
-    return facts
-
-
 NO_MASK = "none: every query may look at every key"
 
 
@@ -102,6 +75,28 @@ def mask_facts(
         if n := int((blind & rows[:, None]).sum()):
             parts.append(f"{plural(n, what)} with nothing to see")
     return [("masks", f"{', '.join(names)}: {'; '.join(parts)}")]
+
+
+def part_facts(drawn: Attention) -> list[Fact]:
+    """Which part of the map it is; its weights are those of the whole."""
+    (first, end), (key, last) = drawn.config["part"]
+    return [
+        ("part", f"queries {first:,} to {end - 1:,}, keys {key:,} to {last - 1:,}, exactly"),
+        ("", "a weight is its share of all keys, not of those shown"),
+    ]
+
+
+def pooled_facts(pooled: Attention, why: str) -> list[Fact]:
+    """Why a run was pooled, what a pixel is, and what is exact."""
+    rows, keys = pooled.cells
+    pixels = f"{pooled.mean.shape[3]} × {pooled.mean.shape[4]} pixels"
+    size = f"{pooled.n_queries:,} × {pooled.n_keys:,} weights"
+    exact = "means, largest weights and each row's numbers are of every weight; none is left out"
+    return [
+        mask_names(pooled.masks),
+        ("pooled", why or "a saved long run"),
+        ("", f"{size} a head as {pixels} of {rows} × {keys}; {exact}"),
+    ]
 
 
 def token_facts(

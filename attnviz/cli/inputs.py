@@ -1,4 +1,4 @@
-"""From flags to token batches, mask rules and remarks for the person."""
+"""From flags to the texts that a source reads."""
 
 from __future__ import annotations
 
@@ -6,114 +6,46 @@ import os
 import stat
 import sys
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from attnviz import tokens as batches
-from attnviz.cli.options import InputFlags, MaskFlags
+from attnviz.cli.options import InputFlags
 from attnviz.errors import InputError, printable
-from attnviz.masks import Rule, notes_on, rules_from
+from attnviz.pipeline import Source
+from attnviz.tokens import Text, Texts, read_path, read_stream, texts_of_arguments
 from attnviz.wording import plural
-
-if TYPE_CHECKING:
-    from attnviz.config import AttentionConfig
-    from attnviz.tokens import Batch, Reading
 
 BUILT_IN = "The animal didn't cross the street because it was too tired."
 
 
-@dataclass(frozen=True)
-class TextInput:
-    """Token sequences of queries and, for cross attention, of keys; not padded yet.
-
-    `known` is the vocabulary of trained weights, if there is one.
-    """
-
-    queries: tuple[batches.Tokens, ...]
-    keys: tuple[batches.Tokens, ...] | None
-    notices: tuple[str, ...]
-    known: batches.Tokens | None = None
-
-    @property
-    def vocabulary(self) -> batches.Tokens:
-        """The one that is known; else of queries and keys together, queries' tokens first."""
-        if self.known is not None:
-            return self.known
-        return batches.make_vocabulary((*self.queries, *(self.keys or ())))
-
-    def lengths(self, flags: InputFlags) -> dict[str, int]:
-        """The sizes that the padded batch will have, by axis name."""
-        queries = max(flags.pad_to or 0, *map(len, self.queries))
-        keys = queries if self.keys is None else max(map(len, self.keys))
-        return {"B": len(self.queries), "Tq": queries, "Tk": keys, "V": len(self.vocabulary)}
-
-
-def read_sequences(flags: InputFlags, tokenizer: str | None = None) -> TextInput:
+def read_texts(flags: InputFlags, source: Source) -> Texts:
     """Read what the flags name; with nothing named, a pipe; with no pipe, the built-in sentence.
 
-    `tokenizer` is that of the flags when left out.
+    A source that needs no text (files, vectors) gets what was named, and nothing else.
     """
-    tokenizer = flags.tokenizer if tokenizer is None else tokenizer
-    readings = []
+    parts = []
     if flags.text:
-        readings.append(_from_arguments(flags.text, tokenizer))
-    readings += [_read(path, flags, tokenizer) for path in flags.file or ()]
-    if not readings:
+        parts.append(_from_arguments(flags.text))
+    parts += [_read(path, flags) for path in flags.file or ()]
+    if not parts and source.needs_text:
         if is_piped():
-            readings.append(_read(Path("-"), flags, tokenizer))
+            parts.append(_read(Path("-"), flags))
         else:
-            built_in = batches.from_texts([BUILT_IN], tokenizer)
-            notice = f'no text was given: using "{BUILT_IN}"'
-            readings.append(batches.Reading(built_in.sequences, (notice,)))
+            parts.append(Texts((BUILT_IN,), notes=(f'no text was given: using "{BUILT_IN}"',)))
     keys = None
     if flags.keys:
-        keys = _from_arguments(flags.keys, tokenizer)
+        keys = _from_arguments(flags.keys)
     elif flags.key_file:
-        keys = _read(flags.key_file, flags, tokenizer)
-    queries = tuple(s for reading in readings for s in reading.sequences)
-    notices = [notice for reading in readings for notice in reading.notices]
+        keys = _read(flags.key_file, flags)
+    queries = tuple(text for part in parts for text in part.queries)
+    notes = [note for part in parts for note in part.notes]
     if keys is not None:
-        notices += keys.notices
-    batches.require_tokens(queries)
-    key_sequences = None if keys is None else _matched(keys.sequences, len(queries))
-    return TextInput(queries, key_sequences, tuple(notices))
-
-
-def make_batches(
-    flags: InputFlags, text: TextInput, config: AttentionConfig
-) -> tuple[Batch, Batch | None]:
-    """Pad queries and keys; both use one vocabulary.
-
-    Raises `InputError` first when the maps of such batches would not fit in memory.
-    """
-    from attnviz.sources.from_config import require_run_memory
-
-    lengths = text.lengths(flags)
-    require_run_memory(config, lengths["B"], lengths["Tq"], lengths["Tk"])
-    return make_long_batches(flags, text)
-
-
-def make_long_batches(flags: InputFlags, text: TextInput) -> tuple[Batch, Batch | None]:
-    """The same of texts whose maps are not held whole."""
-    known = text.vocabulary
-    queries = batches.make_batch(text.queries, known, flags.pad_to, flags.pad_side)
-    if text.keys is None:
-        return queries, None
-    return queries, batches.make_batch(text.keys, known, None, flags.pad_side)
-
-
-def make_rules(
-    flags: MaskFlags, queries: Batch, keys: Batch | None, n_heads: int
-) -> tuple[list[Rule], list[str]]:
-    """The rules that the flags ask for, and notes on them."""
-    source, settings = queries if keys is None else keys, flags.settings()
-    rules = rules_from(settings, queries, source, n_heads)
-    return rules, notes_on(settings, queries, source)
+        notes += keys.notes
+    others = None if keys is None else _matched(keys.queries, len(queries))
+    return Texts(queries, others, tuple(notes))
 
 
 def named_files(texts: Iterable[str]) -> list[str]:
-    """A remark for each text that is the name of a file: it may be meant for --file."""
+    """A warning for each text that is the name of a file: it may be meant for --file."""
     return [
         f"{printable(text)} is taken as a text; --file reads the file of that name"
         for text in texts
@@ -121,24 +53,25 @@ def named_files(texts: Iterable[str]) -> list[str]:
     ]
 
 
-def _from_arguments(texts: Sequence[str], tokenizer: str) -> Reading:
-    """Texts off the command line. In an ASCII locale Python keeps their bytes as surrogates."""
-    found = []
-    for text in texts:
-        try:
-            found.append(os.fsencode(text).decode())
-        except UnicodeDecodeError as error:
-            raise InputError(f"the text is not utf-8: byte {error.start} is wrong") from None
-    reading = batches.from_texts(found, tokenizer)
-    return batches.Reading(reading.sequences, (*named_files(texts), *reading.notices))
+def decoded_argument(text: str) -> str:
+    """A text off the command line. In an ASCII locale Python keeps its bytes as surrogates."""
+    try:
+        return os.fsencode(text).decode()
+    except UnicodeDecodeError as error:
+        raise InputError(f"the text is not utf-8: byte {error.start} is wrong") from None
 
 
-def _read(path: Path, flags: InputFlags, tokenizer: str) -> Reading:
+def _from_arguments(texts: Sequence[str]) -> Texts:
+    read = texts_of_arguments(map(decoded_argument, texts))
+    return Texts(read.queries, notes=tuple(named_files(texts)))
+
+
+def _read(path: Path, flags: InputFlags) -> Texts:
     if path == Path("-"):
         if sys.stdin is None or sys.stdin.closed:
             raise InputError("standard input is closed; give TEXT or --file")
-        return batches.from_file(None, sys.stdin.buffer, tokenizer, flags.encoding)
-    return batches.read_path(path, tokenizer, flags.encoding)
+        return read_stream(None, sys.stdin.buffer, flags.encoding)
+    return read_path(path, flags.encoding)
 
 
 def is_piped() -> bool:
@@ -150,7 +83,7 @@ def is_piped() -> bool:
     return stat.S_ISFIFO(mode) or stat.S_ISREG(mode)
 
 
-def _matched(keys: tuple[batches.Tokens, ...], n: int) -> tuple[batches.Tokens, ...]:
+def _matched(keys: tuple[Text, ...], n: int) -> tuple[Text, ...]:
     """As many key sequences as query sequences; a single one serves all."""
     if len(keys) == n:
         return keys

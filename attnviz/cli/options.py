@@ -18,7 +18,7 @@ from attnviz.cli.files import DEFAULT_FOLDER, kind_of
 from attnviz.config import POSITIONS, AttentionConfig, check_size, choice
 from attnviz.errors import ConfigError, printable
 from attnviz.masks import FILE, MASKS, NUMBER, PADDING, SWITCH, mask_named
-from attnviz.render.figure_options import FigureOptions
+from attnviz.render.look import Look
 
 if TYPE_CHECKING:
     from attnviz.result import Attention
@@ -579,18 +579,16 @@ class ArrayFlags:
 class LookFlags:
     """How pictures look."""
 
-    cmap: Annotated[str, flag("--cmap", panel=LOOK, help="A matplotlib colour map.")] = (
-        FigureOptions.cmap
-    )
+    cmap: Annotated[str, flag("--cmap", panel=LOOK, help="A matplotlib colour map.")] = Look.cmap
     vmax: Annotated[
         float | None,
         optional("--vmax", panel=LOOK, help="The weight that the strongest colour stands for."),
-    ] = FigureOptions.vmax
+    ] = Look.vmax
     annotate: Annotated[
         bool, flag("--annotate", panel=LOOK, help="Write the weights into the cells.")
-    ] = FigureOptions.annotate
-    theme: Annotated[str, flag(panel=LOOK, help="light or dark.")] = FigureOptions.theme
-    dpi: Annotated[int, flag(panel=LOOK, help="Dots per inch of PNGs.")] = FigureOptions.dpi
+    ] = Look.annotate
+    theme: Annotated[str, flag(panel=LOOK, help="light or dark.")] = Look.theme
+    dpi: Annotated[int, flag(panel=LOOK, help="Dots per inch of PNGs.")] = Look.dpi
     decode: Annotated[
         bool,
         flag(
@@ -601,9 +599,9 @@ class LookFlags:
         ),
     ] = False
 
-    def look(self) -> FigureOptions:
+    def look(self) -> Look:
         """The checked look."""
-        return FigureOptions(self.cmap, self.vmax, self.annotate, self.theme, self.dpi)
+        return Look(self.cmap, self.vmax, self.annotate, self.theme, self.dpi)
 
 
 @dataclass(frozen=True)
@@ -647,15 +645,13 @@ class OutputFlags:
         """Each path to write, and its form: see `kind_of`."""
         return [(Path(given), kind_of(given)) for given in self.out or [DEFAULT_FOLDER]]
 
-    def chosen_heads(
-        self, n_layers: int, n_heads: int, absent: Collection[int] = ()
-    ) -> list[tuple[int, int]]:
-        """The (layer, head) pairs to draw; layers that are `absent` have no attention."""
+    def chosen_heads(self, layer_numbers: Collection[int], n_heads: int) -> list[tuple[int, int]]:
+        """The (layer, head) pairs to draw, of the layers that have attention."""
         numbers = choose("--heads", self.heads, n_heads, "heads")
-        layers = choose("--layers", self.layers, n_layers, "layers")
+        layers = choose("--layers", self.layers, max(layer_numbers) + 1, "layers")
         if self.layers is None:
-            layers = [layer for layer in layers if layer not in absent]
-        elif missing := [layer for layer in layers if layer in absent]:
+            layers = [layer for layer in layers if layer in layer_numbers]
+        elif missing := [layer for layer in layers if layer not in layer_numbers]:
             raise ConfigError(f"--layers {self.layers}: layer {missing[0]} has no attention")
         return [(layer, head) for layer in layers for head in numbers]
 
@@ -853,19 +849,17 @@ def choose(flag: str, wanted: str | None, n: int, what: str) -> list[int]:
     return list(chosen)
 
 
-def choose_layers(wanted: str | None, numbers: Sequence[int]) -> list[int]:
-    """The layers that `--layers` names, out of those that a file has; None means all."""
-    if wanted is None:
-        return list(numbers)
-    chosen = choose("--layers", wanted, max(numbers) + 1, "layers")
-    if not set(chosen) <= set(numbers):
-        known = printable(", ".join(map(str, numbers)))
-        raise ConfigError(f"--layers {printable(wanted)}: the file has layers {known}")
-    return chosen
-
-
 def choose_one(flag: str, wanted: int, n: int, what: str) -> int:
     """`wanted` when it is below `n`. Raises `ConfigError` otherwise."""
     if not 0 <= wanted < n:
         raise ConfigError(f"{flag} {wanted}: {_there_are(n, what)}")
     return wanted
+
+
+def require_one_sequence(chosen: Sequence[int]) -> None:
+    """Raise `ConfigError` where a window would be one of several sequences."""
+    if len(chosen) > 1:
+        raise ConfigError(
+            f"--rows and --cols draw a part of one sequence, there are {len(chosen)}: "
+            f"--sequences {chosen[0]}, say"
+        )

@@ -11,10 +11,16 @@ import numpy as np
 import numpy.typing as npt
 
 from attnviz.cli.console import remark
-from attnviz.cli.facts import Fact, mask_facts, mask_names, print_facts, token_facts
+from attnviz.cli.facts import (
+    Fact,
+    mask_facts,
+    mask_names,
+    part_facts,
+    pooled_facts,
+    print_facts,
+    token_facts,
+)
 from attnviz.cli.files import RUNS, Staging
-from attnviz.cli.inputs import make_rules
-from attnviz.cli.long import part_facts, pooled_facts, require_one_sequence
 from attnviz.cli.options import (
     ArrayFlags,
     LookFlags,
@@ -23,13 +29,13 @@ from attnviz.cli.options import (
     TokenFlags,
     WindowFlags,
     choose,
-    choose_layers,
+    require_one_sequence,
 )
 from attnviz.cli.outputs import Outputs
 from attnviz.cli.progress import Work
 from attnviz.errors import ConfigError, printable
 from attnviz.machine import require_memory
-from attnviz.masks import build
+from attnviz.masks import build, notes_on, rules_from
 from attnviz.render.console import ascii_only, make_console
 from attnviz.render.visible import notation
 from attnviz.result import Attention, batches_of, only_layers, part_of
@@ -179,7 +185,12 @@ class _Chosen:
 
 
 def _chosen(opened: _Opened, output: OutputFlags, part: WindowFlags) -> _Chosen:
-    layers = choose_layers(output.layers, opened.layer_numbers)
+    layers = list(opened.layer_numbers)
+    if output.layers is not None:
+        layers = choose("--layers", output.layers, max(layers) + 1, "layers")
+        if not set(layers) <= set(opened.layer_numbers):
+            known = printable(", ".join(map(str, opened.layer_numbers)))
+            raise ConfigError(f"--layers {printable(output.layers)}: the file has layers {known}")
     heads = choose("--heads", output.heads, opened.shape[2], "heads")
     sequences = output.chosen_sequences(opened.shape[1])
     if part.given:
@@ -216,7 +227,9 @@ def _mask(opened: _Opened, masking: MaskFlags) -> tuple[Mask, list[str], list[st
     if not masking.is_set and (masking.padding_mask is False or opened.keys.valid.all()):
         return None, [], []
     _, batch, n_heads, n_queries, n_keys = opened.shape
-    rules, warnings = make_rules(masking, opened.queries, opened.keys, n_heads)
+    settings = masking.settings()
+    rules = rules_from(settings, opened.queries, opened.keys, n_heads)
+    warnings = notes_on(settings, opened.queries, opened.keys)
     cells = batch * n_queries * n_keys * (n_heads if any(rule.per_head for rule in rules) else 1)
     require_memory(3 * cells, f"a mask of {batch} × {n_queries} × {n_keys}", "give fewer sequences")
     allowed = build(rules, batch, n_heads, n_queries, n_keys)

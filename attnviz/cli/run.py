@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
-from attnviz.cli.console import remark, result
-from attnviz.cli.facts import mask_facts, print_facts, token_facts
-from attnviz.cli.files import RUNS, Staging
-from attnviz.cli.long import demand, run_in_blocks
+from attnviz.cli.files import RUNS
+from attnviz.cli.inputs import read_texts
+from attnviz.cli.open_source import SourceRequest, open_source
 from attnviz.cli.options import (
     OUTPUT,
     InputFlags,
@@ -26,13 +23,7 @@ from attnviz.cli.options import (
     optional,
     spread,
 )
-from attnviz.cli.outputs import Outputs
-from attnviz.cli.progress import Work
-from attnviz.cli.source import Computed, Source, open_source
 from attnviz.errors import ConfigError, OutputError, printable
-
-if TYPE_CHECKING:
-    from rich.console import Console
 
 KEEPABLE = ("q", "k", "v", "scores", "context", "output")
 """What --keep can name; `attnviz.result` says what each is."""
@@ -93,7 +84,7 @@ def run(
 ) -> None:
     """Run text through multi-head attention; draw every head, print every shape."""
     # What the flags alone can tell comes first: a wrong one is answered before torch is loaded.
-    source = open_source(inputs, layer, masking, origin, pretrained)
+    source = open_source(SourceRequest(inputs, layer, masking, origin, pretrained))
     look.look()
     kept = _kept(keep)
     places = output.places()
@@ -106,53 +97,14 @@ def run(
     _check_overlay(overlay, overlay_query, pretrained)
     if kept and tokens.given:
         raise ConfigError(f"--keep and {tokens.given[0]}: what is kept has a row for each token")
-    chosen_heads = output.chosen_heads(source.n_layers, source.n_heads, source.absent)
+    heads = output.chosen_heads(source.layer_numbers, source.n_heads)
+    texts = read_texts(inputs, source)
+    from attnviz.cli.run_work import RunRequest, run_texts
 
-    text = source.read()
-    demanded = demand(long, source, text, {layer for layer, _ in chosen_heads})
-    if demanded is not None:
-        blocks = f"whole maps, and this text is run in blocks ({demanded.why})"
-        if save_layer is not None:
-            raise OutputError(f"--save-layer goes with {blocks}")
-        if tokens.given:
-            raise ConfigError(f"{tokens.given[0]} goes with {blocks}")
-        run_in_blocks(source, text, demanded, look, output, kept, trace)
-        return
-    chosen = output.chosen_sequences(len(text.queries))
-    with Staging(output.force) as staging, Work() as work:
-        several = (source.n_layers > 1, len(text.queries) > 1)
-        outputs = Outputs(staging, look, chosen, chosen_heads, several, work)
-        for path, kind in places:
-            outputs.plan(path, kind)
-        if overlay is not None:
-            outputs.plan_overlays(overlay, overlay_query)
-        layer_place = None if save_layer is None else staging.plan(save_layer)
-
-        work.stage("computing attention")
-        layers = {layer for layer, _ in chosen_heads}
-        done = source.compute(text, kept, layers, work.stage)
-        outputs.pictured = done.views, done.run.result
-        outputs.steps, seen = done.run.steps, tokens.seen(done.run.result)
-        writers = outputs.writers(seen)
-        if layer_place is not None:
-            from attnviz.sources.saved_layers import save_layers
-
-            writers.append(partial(save_layers, layer_place, done.run.layers))
-            outputs.written.append(printable(save_layer))
-        work.stage("drawing", outputs.n_pictures)
-        staging.write(writers)
-    if output.quiet:
-        return
-    from attnviz.render.console import make_console
-
-    console = make_console()
-    if missing := [name for name in kept if name not in done.run.result.kept]:
-        remark(f"--keep {','.join(missing)}: this layer has no such step")
-    unmet = tokens.unmet(done.run.result, seen)
-    for notice in dict.fromkeys((*text.notices, *done.notices, *unmet, *outputs.warnings)):
-        remark(notice)
-    _report(source, done, seen.notes, console, trace)
-    outputs.print_maps(seen, console, output.show)
+    request = RunRequest(
+        look, tokens, output, long, kept, save_layer, overlay, overlay_query, trace, heads
+    )
+    run_texts(source, texts, request)
 
 
 def _kept(keep: str | None) -> tuple[str, ...]:
@@ -172,26 +124,3 @@ def _check_overlay(overlay: Path | None, query: str | None, model: ModelRunFlags
         raise ConfigError("--overlay-query goes with --overlay FILE.png")
     if overlay is not None and overlay.suffix.lower() != ".png":
         raise OutputError(f"--overlay {printable(overlay)}: the suffix must be .png")
-
-
-def _report(
-    source: Source, done: Computed, notes: Sequence[str], console: Console, trace: bool
-) -> None:
-    """What ran, on standard output: the facts, the tokens, the trace."""
-    from attnviz.render.console import ascii_only
-    from attnviz.render.tables import print_trace
-
-    queries, keys = done.queries, done.keys
-    masked = queries if keys is None else keys
-    names = done.run.result.masks
-    allowed = done.run.result.allowed[0, ..., : masked.width]  # a key of the layer's own is no cell
-    facts = [
-        *source.facts(done.run),
-        *mask_facts(names, allowed if names else None, queries, masked),
-        *(done.sequences or token_facts(queries, keys, ascii_only(console))),
-        *(("shown", printable(note)) for note in notes),
-    ]
-    print_facts(console, facts)
-    if trace:
-        result("")
-        print_trace(done.run.steps, console, cross=keys is not None)

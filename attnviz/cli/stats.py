@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from attnviz.corpus.drive import Progress
     from attnviz.corpus.opening import Opening
     from attnviz.corpus.probing import Probe
-    from attnviz.corpus.source import Source
+    from attnviz.corpus.reader import CorpusReader
     from attnviz.corpus.tally import Part
     from attnviz.measures.block import Annotation
     from attnviz.measures.measures import Options
@@ -89,7 +89,7 @@ def stats(
                 corpus, documents, layer, masking, weights, model, measures.probe is not None, say
             )
             # on Ray the models are those of the workers, and none is held here meanwhile
-            source: Callable[[], Source] = opening if how.engine == "ray" else cache(opening)
+            source: Callable[[], CorpusReader] = opening if how.engine == "ray" else cache(opening)
             for name, shown in (("rollout", report.rollout), ("flow", report.flow)):
                 if shown is not None:  # before the long work, so that what cannot be is told now
                     work.stage(name)
@@ -108,7 +108,7 @@ def stats(
 
             staging.write([partial(write, writer) for writer in writers])
     with verdict(SOME_BAD if done.part.tally.bad else 0):
-        _say(done, report, how, look, dict.fromkeys(notices))
+        _say(done, report, how, dict.fromkeys(notices))
 
 
 def _say_nothing(_text: str) -> None:
@@ -188,7 +188,7 @@ def _measure(
     corpus: CorpusFlags,
     documents: Corpus | None,
     opening: Opening,
-    source: Callable[[], Source],
+    source: Callable[[], CorpusReader],
     options: Options,
     measures: MeasureFlags,
     how: WorkFlags,
@@ -235,7 +235,7 @@ def _measure(
 
         work.stage("probing with random tokens that repeat")
         probe = probe_induction(source(), 0)
-    notices = getattr(source(), "notices", ()) if how.engine == "local" else ()
+    notices = source().notes if how.engine == "local" else ()
     return _Done(part, _report(part, options, probe, documents), notices)
 
 
@@ -265,15 +265,16 @@ def _require_place(how: WorkFlags, force: bool, staging: Staging) -> None:
 
 
 def _documents(
-    source: Source, documents: Corpus | None, flags: CorpusFlags
+    source: CorpusReader, documents: Corpus | None, flags: CorpusFlags
 ) -> Iterator[tuple[Document | Bad, int]]:
     """What is measured: a corpus, or saved runs, which `source` has opened."""
     if documents is not None:
         return documents.documents()
-    from attnviz.corpus.saved import Saved
+    from attnviz.corpus.saved_documents import documents_of
+    from attnviz.sources.saved_source import SavedSource
 
-    assert isinstance(source, Saved)
-    return islice(source.documents(), flags.limit)
+    assert isinstance(source.source, SavedSource)
+    return islice(documents_of(source.source), flags.limit)
 
 
 class _Teller:
@@ -371,7 +372,7 @@ def _write(place: Path, measure: str, look: LookFlags, made: HeadReport) -> list
 
     measure, suffix = _drawable(measure, made), place.suffix.lower()
     if suffix in DRAWN:
-        from attnviz.render.head_matrices import draw_matrix
+        from attnviz.render.heads_picture import draw_matrix
 
         return draw_matrix(made, measure, place, look.look())
     if suffix == ".html":
@@ -394,13 +395,13 @@ def _drawable(measure: str, made: HeadReport) -> str:
 
 
 def _draw_agreement(place: Path, look: LookFlags, made: HeadReport) -> list[str]:
-    from attnviz.render.head_matrices import draw_agreement
+    from attnviz.render.heads_picture import draw_agreement
 
     return draw_agreement(made, place, look.look())
 
 
 def _rolled(
-    name: str, source: Source, documents: Iterable[tuple[Document | Bad, int]]
+    name: str, source: CorpusReader, documents: Iterable[tuple[Document | Bad, int]]
 ) -> Attention:
     """The rollout or flow of the first document that can be measured."""
     from attnviz.corpus.rolling import rolled
@@ -412,7 +413,7 @@ def _rolled(
                 ready = source.ready(found)
             except InputError:  # it was skipped, and said to be
                 continue
-            return rolled(source, ready, source.tokens(ready), how)
+            return rolled(source, ready, how)
     raise InputError(f"--{name}: there is no document")
 
 
@@ -433,9 +434,7 @@ def _drawn(maps: Attention, path: Path, staging: Staging, look: LookFlags, work:
     return write
 
 
-def _say(
-    done: _Done, report: ReportFlags, how: WorkFlags, look: LookFlags, notices: Iterable[str]
-) -> None:
+def _say(done: _Done, report: ReportFlags, how: WorkFlags, notices: Iterable[str]) -> None:
     """Figures on standard output, everything else on standard error."""
     tally = done.part.tally
     if not report.quiet:
@@ -454,7 +453,7 @@ def _say(
         result(json.dumps(document, ensure_ascii=True, indent=1, allow_nan=False))
     elif not report.quiet:
         from attnviz.render.console import make_console
-        from attnviz.render.heads_report import print_report
+        from attnviz.render.heads_report import print_matrix, print_report
 
         console = make_console()
         sort = report.sort if report.sort in done.report.figures else None
@@ -462,11 +461,8 @@ def _say(
             remark(f"--sort {printable(report.sort)}: no such pair was measured")
         print_report(done.report, console, sort, report.top or None)
         if console.is_terminal if report.show is None else report.show:
-            from attnviz.render.terminal_matrix import print_matrix
-
             result("")
-            measure = _drawable(report.measure, done.report)
-            print_matrix(done.report, measure, console, look.look())
+            print_matrix(done.report, _drawable(report.measure, done.report), console)
         if tally.cut:
             what, were = plural(tally.documents, "document"), "was" if tally.cut == 1 else "were"
             remark(f"{tally.cut:,} of {what} {were} cut by --max-len")

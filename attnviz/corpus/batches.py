@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from attnviz.corpus.documents import Bad, Document
-from attnviz.corpus.source import Ready
+from attnviz.corpus.reader import Ready
 
 SHARD = 256
 """Documents of a shard: what is sorted by length, done as a whole, and kept in a checkpoint."""

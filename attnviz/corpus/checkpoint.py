@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from attnviz.corpus.source import Facts
+from attnviz.corpus.reader import Facts
 from attnviz.corpus.tally import Part, Tally
 from attnviz.errors import InputError, printable, why_unreadable
 from attnviz.measures.measures import Measures, Options

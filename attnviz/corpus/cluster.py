@@ -30,7 +30,7 @@ from attnviz.corpus.checkpoint import Checkpoint
 from attnviz.corpus.documents import Bad, Corpus, Document
 from attnviz.corpus.drive import EVERY, Tell, keeping
 from attnviz.corpus.opening import Opening
-from attnviz.corpus.source import Facts, Source
+from attnviz.corpus.reader import CorpusReader, Facts
 from attnviz.corpus.tally import Part, SpoiledError, Tally, measure_shard
 from attnviz.errors import AttnvizError, ConfigError, InputError, printable
 from attnviz.machine import require_package
@@ -236,7 +236,7 @@ class Worker:
 
         torch.set_num_threads(1)  # an actor has one CPU
         self._options = options
-        self._source: Source | AttnvizError
+        self._source: CorpusReader | AttnvizError
         try:
             self._source = opening()
         except AttnvizError as error:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from attnviz.corpus.batches import Shard
 from attnviz.corpus.checkpoint import Checkpoint
-from attnviz.corpus.source import Source
+from attnviz.corpus.reader import CorpusReader
 from attnviz.corpus.tally import Part, measure_shard
 from attnviz.measures.measures import Options
 
@@ -91,7 +91,7 @@ def keeping(
 
 
 def drive(
-    source: Source,
+    source: CorpusReader,
     shards: Iterable[Shard],
     options: Options,
     *,

@@ -1,18 +1,22 @@
-"""What opens a source: named in one process, called in another, which alone loads what it needs."""
+"""What opens a reader: named in one process, called in another, which alone loads what it needs."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from attnviz.corpus.source import Source
+from attnviz.config import AttentionConfig
+from attnviz.corpus.reader import CorpusReader
 from attnviz.errors import ConfigError
 
 if TYPE_CHECKING:
-    from attnviz.corpus.models import Model
+    from attnviz.sources.from_weights import Asked
+    from attnviz.sources.model_options import ModelOptions
+    from attnviz.sources.own_layers import ReadingOptions
 
-Opening = Callable[[], Source]
-"""Opens a source. It can be pickled, so that another process or machine opens its own."""
+Opening = Callable[[], CorpusReader]
+"""Opens a reader. It can be pickled, so that another process or machine opens its own."""
 
 
 def describe(opening: Any) -> str:
@@ -20,27 +24,36 @@ def describe(opening: Any) -> str:
     return repr((opening.func.__qualname__, opening.args, sorted(opening.keywords.items())))
 
 
-def open_model(
-    source: str,
-    *,
-    attention: str | None = None,
-    max_len: int | None = None,
-    dtype: str = "float32",
-    device: str = "cpu",
-    generates: bool = False,
-    **how: Any,
-) -> Model:
-    """Load a model; `how` are further arguments of `outline_model`.
+def open_layer(config: AttentionConfig, reading: ReadingOptions) -> CorpusReader:
+    """A layer from flags, in which a word has the same vector in every document."""
+    from attnviz.sources.own_layers import LayerSource
 
-    `generates` asks for the language head, which `losses` wants; a model without one has no losses.
-    """
-    from attnviz.corpus.models import Model
-    from attnviz.sources.loading import load_model, outline_model
+    return CorpusReader(LayerSource(config, reading, by_word=True))
+
+
+def open_weights(path: Path, asked: Asked, reading: ReadingOptions) -> CorpusReader:
+    """Layers of the user's own."""
+    from attnviz.sources.weights_source import WeightsSource
+
+    return CorpusReader(WeightsSource(path, asked, reading))
+
+
+def open_model(options: ModelOptions, generates: bool = False) -> CorpusReader:
+    """A pretrained model; `generates`: with its language head, where it has one."""
+    from attnviz.sources.model_source import ModelSource
 
     try:
-        outline = outline_model(source, generates=generates, **how)
+        source = ModelSource(options, generates=generates)
     except ConfigError:
         if not generates:
             raise
-        outline = outline_model(source, **how)
-    return Model(load_model(outline, dtype=dtype, device=device), attention, max_len)
+        source = ModelSource(options)
+    source.require_one_text()
+    return CorpusReader(source)
+
+
+def open_saved(paths: tuple[Path, ...], axes: str | None = None) -> CorpusReader:
+    """Saved runs, or arrays of attention."""
+    from attnviz.sources.saved_source import SavedSource
+
+    return CorpusReader(SavedSource(paths, axes))

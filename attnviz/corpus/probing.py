@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from attnviz.corpus.batches import batches
-from attnviz.corpus.source import Source
+from attnviz.corpus.reader import CorpusReader
 from attnviz.corpus.tally import measured
 from attnviz.measures.block import Floats
 from attnviz.measures.induction import COPIES, TOKENS
@@ -30,7 +30,7 @@ class Probe:
     copies: int = COPIES
 
 
-def probe_induction(source: Source, seed: int, sequences: int = SEQUENCES) -> Probe:
+def probe_induction(source: CorpusReader, seed: int, sequences: int = SEQUENCES) -> Probe:
     """Run random tokens that repeat through `source`. The same for a seed."""
     made = source.probe(sequences, seed)
     scores = measured(source, batches(made), Options(("induction",))).result()

@@ -6,14 +6,14 @@ from typing import Literal
 
 import numpy as np
 
-from attnviz.corpus.source import Ready, Source
+from attnviz.corpus.reader import CorpusReader, Ready
 from attnviz.errors import InputError
 from attnviz.measures.block import Block, Floats
 from attnviz.measures.flow import flow, rollout
 from attnviz.result import Attention
 
 
-def layer_means(source: Source, ready: Ready) -> Floats:
+def layer_means(source: CorpusReader, ready: Ready) -> Floats:
     """`[L T T]`: the mean over the heads of each layer, of one document that is run whole."""
     means: dict[int, Floats] = {}
 
@@ -27,11 +27,9 @@ def layer_means(source: Source, ready: Ready) -> Floats:
     return np.stack([means[layer] for layer in range(source.n_layers)])
 
 
-def rolled(
-    source: Source, ready: Ready, tokens: tuple[str, ...], how: Literal["rollout", "flow"]
-) -> Attention:
+def rolled(source: CorpusReader, ready: Ready, how: Literal["rollout", "flow"]) -> Attention:
     """Rollout up to each layer, or the flow to the last, as maps of one head each."""
-    means = layer_means(source, ready)
+    means, tokens = layer_means(source, ready), ready.tokens
     maps = rollout(means) if how == "rollout" else flow(means)[None]
     size = np.array([len(tokens)])
     return Attention(

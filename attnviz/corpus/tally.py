@@ -12,7 +12,7 @@ from threadpoolctl import ThreadpoolController
 
 from attnviz.corpus.batches import Shard, batches
 from attnviz.corpus.documents import Bad
-from attnviz.corpus.source import Facts, Ready, Source
+from attnviz.corpus.reader import CorpusReader, Facts, Ready
 from attnviz.errors import InputError
 from attnviz.measures.block import Block
 from attnviz.measures.measures import Measures, Options, merge_all
@@ -72,7 +72,9 @@ class SpoiledError(InputError):
     """A bad document, where there must be none."""
 
 
-def measure_shard(source: Source, shard: Shard, options: Options, strict: bool = False) -> Part:
+def measure_shard(
+    source: CorpusReader, shard: Shard, options: Options, strict: bool = False
+) -> Part:
     """Measure the documents of a shard. Raises `SpoiledError` for a bad one when `strict`."""
     ready: list[Ready] = []
     bad: list[Bad] = []
@@ -108,7 +110,7 @@ def _own_blas() -> ThreadpoolController:
     return every.select(filepath=paths)
 
 
-def measured(source: Source, made: Iterable[Sequence[Ready]], options: Options) -> Measures:
+def measured(source: CorpusReader, made: Iterable[Sequence[Ready]], options: Options) -> Measures:
     """Measure batches, with as many threads as torch has, each of which does its own products."""
     import torch
 

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from attnviz.divergence import entropy
 from attnviz.result import Attention
 
 MEASURES = {
@@ -76,8 +75,9 @@ def measure(
         rows = counting[place]
         counts[layer, head] = rows.sum()
         weights = result.attention[layer, sequence, head][rows].astype(np.float64)  # rows Tk
+        logs = np.log2(weights, out=np.zeros_like(weights), where=weights > 0)
         sums[layer, head] = (
-            entropy(weights).sum(),
+            0.0 - np.einsum("qk,qk", weights, logs),  # not -0.0
             weights.max(-1).sum(),
             weights[same[rows]].sum(),
             weights[:, first].sum(),

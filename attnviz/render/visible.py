@@ -195,3 +195,8 @@ def notation(text: str, ascii_only: bool) -> str:
         return text
     text = re.sub(r"√(\w+)", r"sqrt(\1)", text).replace("√", "sqrt")
     return "".join(_NOTATION.get(c) or (c if c.isascii() else _spelled(c)) for c in text)
+
+
+def visible_text(text: str) -> str:
+    """A text on one line, each of its words safe to print; its spaces stay spaces."""
+    return " ".join(visible(word) for word in text.split(" "))

@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import accumulate
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from attnviz.errors import InputError, printable
-from attnviz.tokens import PAD, Batch, Tokens, positions_of, real_places
+from attnviz.tokens import PAD, Batch, Text, Tokens, positions_of, real_places
 
 Spans = tuple[tuple[int, int], ...]
 """For each token, the characters (start, end) of its text that it stands for; (0, 0) for none."""
-
-Say = Callable[[str], None]
-"""Called with a remark for the person."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -25,6 +23,8 @@ class Encoded:
 
     For each text: `ids`, the tokens as the tokenizer writes them (`raw`: `Ġworld`, `##ing`), the
     `spans` of the text that they stand for, whether they are `special`, their segment (`types`).
+    `words` is the word of each token, -1 for none, where the text came in words, else (). `n_cut`
+    counts the texts that were cut.
     """
 
     texts: tuple[str, ...]
@@ -35,6 +35,8 @@ class Encoded:
     types: tuple[tuple[int, ...], ...]
     pad_id: int
     pad_side: str
+    words: tuple[tuple[int, ...], ...] = ()
+    n_cut: int = 0
 
     @property
     def lengths(self) -> npt.NDArray[np.int64]:
@@ -66,35 +68,34 @@ class Encoded:
 
 def encode(
     tokenizer: Any,
-    texts: Sequence[str],
+    texts: Sequence[Text],
     max_len: int | None = None,
     pad_side: str | None = None,
-    say: Say = lambda _: None,
-) -> Encoded:
-    """Cut `texts` with a transformers tokenizer, its special tokens included.
+) -> tuple[Encoded, list[str]]:
+    """Cut `texts` with a transformers tokenizer, its special tokens included; and notes.
 
-    `max_len` cuts what is longer, as the tokenizer does it (its last special token stays).
-    `pad_side` is the tokenizer's own when left out.
+    A list of tokens is taken as words, each of which the tokenizer may cut further. `max_len` cuts
+    what is longer, as the tokenizer does it (its last special token stays). `pad_side` is the
+    tokenizer's own when left out.
     """
+    notes: list[str] = []
     cuts = [_encode(tokenizer, text, None) for text in texts]
     for i, cut in enumerate(cuts):
         had = len(cut["input_ids"])
         if max_len is not None and had > max_len:
             cuts[i] = _encode(tokenizer, texts[i], max_len)
-            say(f"sequence {i} was cut from {had:,} to {len(cuts[i]['input_ids']):,} tokens")
+            left = len(cuts[i]["input_ids"])
+            notes.append(f"sequence {i} was cut from {had:,} to {left:,} tokens")
     if not any(cut["input_ids"] for cut in cuts):
         raise InputError("there are no tokens: every text is empty; give a text")
     ids = [tuple(cut["input_ids"]) for cut in cuts]
     known = special_ids(tokenizer)
     pad_id = tokenizer.pad_token_id
-    return Encoded(
-        texts=tuple(texts),
+    made = Encoded(
+        texts=tuple(text if isinstance(text, str) else " ".join(text) for text in texts),
         ids=tuple(ids),
         raw=tuple(tuple(map(str, tokenizer.convert_ids_to_tokens(list(row)))) for row in ids),
-        spans=tuple(
-            tuple(map(tuple, cut.get("offset_mapping") or [(0, 0)] * len(row)))
-            for cut, row in zip(cuts, ids, strict=True)
-        ),
+        spans=tuple(_spans(cut, text) for cut, text in zip(cuts, texts, strict=True)),
         special=tuple(tuple(number in known for number in row) for row in ids),
         types=tuple(
             tuple(cut.get("token_type_ids") or [0] * len(row))
@@ -102,22 +103,57 @@ def encode(
         ),
         pad_id=0 if pad_id is None else int(pad_id),
         pad_side=str(pad_side or tokenizer.padding_side),
+        words=tuple(_words(cut, text) for cut, text in zip(cuts, texts, strict=True)),
+        n_cut=len(notes),
+    )
+    return made, notes
+
+
+def _encode(tokenizer: Any, text: Text, max_len: int | None) -> Any:
+    whole = text if isinstance(text, str) else " ".join(text)
+    if any("\ud800" <= character <= "\udfff" for character in whole):
+        raise InputError(
+            f"{printable(whole, 40)}: half a character stands there (bytes that are not UTF-8, "
+            "say), and a model's tokenizer takes text alone"
+        )
+    options: dict[str, Any] = {"return_offsets_mapping": True} if tokenizer.is_fast else {}
+    if max_len is not None:
+        options |= {"truncation": True, "max_length": max_len}
+    if not isinstance(text, str):
+        options["is_split_into_words"] = True
+    try:
+        return tokenizer(text if isinstance(text, str) else list(text), verbose=False, **options)
+    except Exception as error:  # tokenizers raise what they like
+        raise InputError(f"the model's tokenizer fails: {printable(error)}") from None
+
+
+def _words(cut: Any, text: Text) -> tuple[int, ...]:
+    """The word of each token, -1 for none; () where the text came in one piece."""
+    if isinstance(text, str) or not getattr(cut, "is_fast", False):
+        return ()
+    return tuple(-1 if word is None else word for word in cut.word_ids())
+
+
+def _spans(cut: Any, text: Text) -> Spans:
+    """The characters of the text that each token stands for. Those of words count in each word."""
+    spans = tuple(map(tuple, cut.get("offset_mapping") or [(0, 0)] * len(cut["input_ids"])))
+    words = _words(cut, text)
+    if not words:
+        return spans
+    starts = list(accumulate((len(word) + 1 for word in text), initial=0))
+    return tuple(
+        (0, 0) if word < 0 else (starts[word] + start, starts[word] + end)
+        for word, (start, end) in zip(words, spans, strict=True)
     )
 
 
-def _encode(tokenizer: Any, text: str, max_len: int | None) -> Any:
-    if any("\ud800" <= character <= "\udfff" for character in text):
-        raise InputError(
-            f"{printable(text, 40)}: half a character stands there (bytes that are not UTF-8, "
-            "say), and a model's tokenizer takes text alone"
-        )
-    wanted: dict[str, Any] = {"return_offsets_mapping": True} if tokenizer.is_fast else {}
-    if max_len is not None:
-        wanted |= {"truncation": True, "max_length": max_len}
-    try:
-        return tokenizer(text, verbose=False, **wanted)
-    except Exception as error:  # tokenizers raise what they like
-        raise InputError(f"the model's tokenizer fails: {printable(error)}") from None
+def joined(parts: Sequence[Encoded], pad_side: str) -> Encoded:
+    """The texts of several as one batch."""
+    names = ("texts", "ids", "raw", "spans", "special", "types")
+    rows: dict[str, Any] = {
+        name: tuple(row for part in parts for row in getattr(part, name)) for name in names
+    }
+    return Encoded(**rows, pad_id=parts[0].pad_id, pad_side=pad_side)
 
 
 def special_ids(tokenizer: Any) -> set[int]:
@@ -140,13 +176,12 @@ def shifted_right(encoded: Encoded, start: int, end: int | None, raw_start: str)
             for row, ids in zip(rows, encoded.ids, strict=True)
         )
 
-    return Encoded(
-        encoded.texts,
-        shift(encoded.ids, start),
-        shift(encoded.raw, raw_start),
-        shift(encoded.spans, (0, 0)),
-        shift(encoded.special, True),
-        shift(encoded.types, 0),
-        encoded.pad_id,
-        encoded.pad_side,
+    return replace(
+        encoded,
+        ids=shift(encoded.ids, start),
+        raw=shift(encoded.raw, raw_start),
+        spans=shift(encoded.spans, (0, 0)),
+        special=shift(encoded.special, True),
+        types=shift(encoded.types, 0),
+        words=(),
     )

@@ -1,13 +1,13 @@
-"""Attention of a person's own weights: one layer, or a stack of attnviz's own.
+"""Users' own weights: one layer, or a stack of attnviz's own.
 
-`weight_files` opens the file, `layouts` finds its layers by their names, `weight_sizes` works out
-their sizes, and `weight_tensors` reads them; this module runs them.
+`weight_files` opens the file, `layouts` finds the layers in it by their names, `weight_sizes` has
+their sizes, and `weight_tensors` reads them; `weights_source` runs them.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -16,18 +16,18 @@ import torch
 from attnviz.attention import Embedding, MultiHeadAttention
 from attnviz.config import AttentionConfig
 from attnviz.errors import InputError, printable
-from attnviz.masks import Rule
-from attnviz.sources.from_config import embedded, require_device, require_run_memory
-from attnviz.sources.layouts import Found, pick
-from attnviz.sources.run import Inputs, Run, require_fit, run_layers, sizes_of_run
+from attnviz.sources.layer_pass import require_device
+from attnviz.sources.layouts import Found, as_stored, pick
 from attnviz.sources.saved_layers import VOCABULARY
 from attnviz.sources.weight_files import WeightFile
 from attnviz.sources.weight_sizes import Asked, config_of, own_configs
 from attnviz.sources.weight_tensors import tensors_of
-from attnviz.tokens import Batch
 from attnviz.trace import Recorder, Step
 
-__all__ = ["Asked", "Weights", "facts_of", "from_weights", "open_weights", "steps_of"]
+__all__ = ["Asked", "Weights", "facts_of", "open_weights", "steps_of"]
+
+SHIFTED_PLACES = ("roberta", "xlm-roberta", "camembert")
+"""Models whose first token stands at row pad_token_id + 1 of the table of positions."""
 
 
 @dataclass(frozen=True)
@@ -81,6 +81,8 @@ class Weights:
         tensors = {name: self.file.floats(theirs).to(**like) for name, theirs in self.table.items()}
         if "kind" in tensors:
             tensors["kind"] = tensors["kind"][0]
+        if "places" in tensors and self.file.config.get("model_type") in SHIFTED_PLACES:
+            tensors["places"] = tensors["places"][self.file.config.get("pad_token_id", 1) + 1 :]
         return Embedding(self.config, self.n_rows, tensors, eps=self.config.variant.eps)
 
 
@@ -94,7 +96,10 @@ def open_weights(file: WeightFile, asked: Asked | None = None) -> Weights:
     require_device(asked.device)
     if "attnviz" in file.metadata:
         raise InputError(f"{file.shown} is a saved run, not weights: attnviz render draws it")
-    found = tuple(pick(list(file.entries), file.shown, asked.prefix))
+    found = tuple(
+        as_stored(each, file.entries[each.anchor].shape)
+        for each in pick(list(file.entries), file.shown, asked.prefix)
+    )
     own = own_configs(file, found)
     notices: list[str] = []
     configs = [
@@ -112,44 +117,6 @@ def open_weights(file: WeightFile, asked: Asked | None = None) -> Weights:
         config = replace(config, positions="none")
     vocabulary = _vocabulary(file, table) if table else None
     return Weights(file, found, config, table, vocabulary, tuple(notices))
-
-
-def from_weights(
-    weights: Weights,
-    queries: Batch,
-    keys: Batch | None = None,
-    rules: Sequence[Rule] = (),
-    keep: Collection[str] = (),
-    inputs: Inputs | None = None,
-) -> Run:
-    """Run the layers on `inputs`, or on the tokens, through the file's embedding.
-
-    Batches, `rules` and `keep` are as in `from_config`. Raises `InputError` where they do not go
-    together, or would not fit in memory.
-    """
-    source, config = (queries if keys is None else keys), weights.config
-    require_fit(keep, queries, source)
-    n = len(weights.found)
-    require_run_memory(config, queries.size, queries.width, source.width, weights.n_rows, n)
-    layers = weights.load()
-    rows = {"V": weights.n_rows}
-    if layers[0].distances is not None:
-        rows["R"] = len(layers[0].distances.weight)
-    sizes = sizes_of_run(config, queries, source, layers[0].extra_keys, **rows)
-    # keys and values are kept as they are used, with those that are no token's
-    recorder = Recorder(
-        sizes, {*keep, *(f"{name}_extended" for name in ("k", "v") if name in keep)}
-    )
-    if inputs is None:
-        embedding = weights.load_embedding()
-        n_places, longest = embedding.n_places, max(queries.width, source.width)
-        if n_places is not None and longest > n_places:
-            raise InputError(
-                f"{weights.file.shown} has a table of {n_places} positions; "
-                f"{longest} tokens are more"
-            )
-        inputs = embedded(embedding, queries, keys, recorder)
-    return run_layers(layers, inputs, queries, source, rules, recorder, **facts_of(weights))
 
 
 def facts_of(weights: Weights) -> dict[str, Any]:

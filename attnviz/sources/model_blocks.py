@@ -21,17 +21,14 @@ import torch
 from torch import Tensor, nn
 
 from attnviz.errors import InputError
-from attnviz.machine import require_memory
 from attnviz.masks import Rule
+from attnviz.scores import Scores
 from attnviz.sources.attention_modules import INTERFACE
 from attnviz.sources.capturing import Call, capture
-from attnviz.sources.encoding import Encoded, Say
-from attnviz.sources.from_pretrained import Wanted, encoded_texts, forward, tokens_of
+from attnviz.sources.encoding import Encoded
 from attnviz.sources.loading import LoadedModel
-from attnviz.sources.long import Each, LongRun, Pooling, real_rows
-from attnviz.sources.towers import choose_layers, choose_tower, members, n_heads, tower_names
-from attnviz.streaming import LongAttention, context, window
-from attnviz.tokens import Batch
+from attnviz.sources.towers import members, tower_names
+from attnviz.streaming import context, window
 
 PROVED = 1024
 """Tokens at the beginning of the text on which the blocks are compared with the model's own."""
@@ -47,65 +44,12 @@ PROBES = 64
 """Places along each side at which a mask is asked what it allows."""
 
 
-def run_model_long(
-    loaded: LoadedModel,
-    texts: Sequence[str],
-    keys: Sequence[str] | None,
-    wanted: Wanted,
-    pooling: Pooling,
-    each: Each,
-    say: Say,
-) -> tuple[LongRun, Batch, Batch | None]:
-    """One forward pass over `texts`; `each` is given what every wanted layer's weights are made of.
-
-    Returns the run, and the batches of queries and of keys (None: they look at themselves).
-
-    Raises `InputError` where the model does more than q · k, a cap, a mask and sinks, or where
-    memory does not suffice.
-    """
-    network = loaded.network
-    tower = choose_tower(network, loaded.source, wanted.attention, keys is not None)
-    numbers = choose_layers(network, tower, wanted.layers)
-    queries, others = encoded_texts(loaded, tower, texts, keys, wanted, say)
-    source = others if others is not None and tower == "cross" else queries
-    require_interface(loaded, tower)
-    _require_memory(loaded, tower, len(numbers), queries, pooling)
-    short = _beginning(queries), None if others is None else _beginning(others)
-    prove(loaded, tower, numbers, lambda: forward(loaded, tower, *short, _nothing))
-
-    of_queries = queries.batch(tokens_of(loaded, queries, wanted))
-    of_keys = of_queries if source is queries else source.batch(tokens_of(loaded, source, wanted))
-    masks: dict[str, None] = {}
-    alone = real_rows(of_queries)
-
-    def one(layer: int, attention: LongAttention) -> None:
-        masks.update(dict.fromkeys(rule.name for rule in attention.rules))
-        rules = (*attention.rules, alone)
-        starts = of_queries.starts.tolist(), of_keys.starts.tolist()
-        each(
-            layer,
-            replace(attention, rules=rules, query_starts=starts[0], key_starts=starts[1]),
-        )
-
-    with torch.no_grad(), in_blocks(network, tower, one, numbers, stop=True):
-        forward(loaded, tower, queries, others, say)
-    facts = {
-        "masks": tuple(masks),
-        "config": {
-            "model": loaded.name,
-            "model_type": loaded.config.model_type,
-            "attention": tower,
-            "dtype": str(next(iter(network.parameters())).dtype).removeprefix("torch."),
-        },
-        "source": f"{loaded.name}, {tower}",
-        "trained": True,
-        "layers": numbers,
-    }
-    return LongRun((), (), facts), of_queries, None if of_keys is of_queries else of_keys
-
-
 class _EnoughError(Exception):
     """All layers that are wanted have been seen."""
+
+
+Each = Callable[[int, Scores], None]
+"""Called with the number of each layer, and with what makes its weights."""
 
 
 @contextmanager
@@ -211,7 +155,7 @@ def _attention(
     key: Tensor,
     attention_mask: Tensor | None,
     given: dict[str, Any],
-) -> LongAttention:
+) -> Scores:
     """What the weights are made of, by the arguments that FlashAttention would be given."""
     if given.get("position_bias") is not None:
         raise InputError("the model adds a table to its scores; its maps are computed whole only")
@@ -229,7 +173,7 @@ def _attention(
     elif causal and n_queries > 1:
         rules.append(_window(n_queries, n_keys, None, causal))
     scale = given.get("scaling")
-    return LongAttention(
+    return Scores(
         query,
         key,
         tuple(rules),
@@ -266,7 +210,7 @@ def _window(n_queries: int, n_keys: int, size: int | None, causal: bool) -> Rule
     )
 
 
-def _output(attention: LongAttention, value: Tensor) -> Tensor:
+def _output(attention: Scores, value: Tensor) -> Tensor:
     """weights · value: torch's own kernel where it can, else block by block."""
     plain = attention.softcap is None and attention.sinks is None
     names = [rule.name for rule in attention.rules]
@@ -295,22 +239,6 @@ def require_interface(loaded: LoadedModel, tower: str) -> None:
             )
 
 
-def _require_memory(
-    loaded: LoadedModel, tower: str, n_layers: int, queries: Encoded, pooling: Pooling
-) -> None:
-    """Raise `InputError` where pooled maps and what flows through the model would not fit."""
-    tokens = len(queries.ids) * queries.width
-    width = int(getattr(loaded.config, "hidden_size", 1024))
-    maps = n_layers * len(queries.ids) * n_heads(loaded.network, tower)
-    require_memory(
-        bytes_of_flow(loaded, tokens)
-        + 2 * pooling.bytes_of_maps(maps, queries.width)
-        + (2 * tokens * width * 4 * n_layers if pooling.keep else 0),
-        f"a long run of {tokens:,} tokens through {loaded.source}",
-        "keep fewer layers with --layers, or give a smaller --pool",
-    )
-
-
 def bytes_of_flow(loaded: LoadedModel, tokens: int) -> int:
     """Bytes of what flows through a layer of the model for so many tokens, about."""
     width = int(getattr(loaded.config, "hidden_size", 1024))
@@ -330,7 +258,7 @@ def prove(
     blocks: dict[int, Tensor] = {}
     apart: dict[int, float] = {}
 
-    def keep(layer: int, attention: LongAttention) -> None:
+    def keep(layer: int, attention: Scores) -> None:
         rows = range(max(0, attention.queries - PROVED_ROWS), attention.queries)
         heads = range(attention.n_heads)
         found = [window(attention, rows, range(attention.keys), 0, head) for head in heads]
@@ -361,11 +289,7 @@ def prove(
         )
 
 
-def _nothing(_: str) -> None:
-    """What is said of a text is said when all of it runs."""
-
-
-def _beginning(encoded: Encoded) -> Encoded:
+def beginning(encoded: Encoded) -> Encoded:
     """The first tokens of the first text, alone."""
     return replace(
         encoded,
@@ -375,4 +299,5 @@ def _beginning(encoded: Encoded) -> Encoded:
         spans=(encoded.spans[0][:PROVED],),
         special=(encoded.special[0][:PROVED],),
         types=(encoded.types[0][:PROVED],),
+        words=(),
     )

@@ -7,13 +7,13 @@ import threading
 import torch
 from torch import Tensor
 
+from attnviz.scores import Scores
 from attnviz.streaming.head import Head, Rows, cuts, heads_of, is_sound, tiles
-from attnviz.streaming.inputs import LongAttention
 from attnviz.streaming.pool import usual_block
 from attnviz.streaming.workers import in_order
 
 
-def context(attention: LongAttention, v: Tensor) -> Tensor:
+def context(attention: Scores, v: Tensor) -> Tensor:
     """weights · v, `[B H Tq d_v]` of v `[B Hkv Tk d_v]`, in v's dtype; no map is held whole.
 
     A query that may see nothing has zeros.

@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from attnviz.streaming.inputs import LongAttention
+from attnviz.scores import Scores
 
 LOG2_E = 1 / log(2)
 
@@ -68,7 +68,7 @@ class Head:
     """Head `h` of sequence `b`."""
 
     def __init__(
-        self, attention: LongAttention, b: int, h: int, spans: tuple[Tensor, Tensor] | None = None
+        self, attention: Scores, b: int, h: int, spans: tuple[Tensor, Tensor] | None = None
     ) -> None:
         a = attention
         self.attention, self.b, self.h = a, b, h
@@ -80,6 +80,9 @@ class Head:
         self.places = torch.arange(a.keys, device=self.k.device)[:, None]
         self.fold = a.multiplier * (LOG2_E if a.softcap is None else 1 / a.softcap)
         self.slope = None if a.slopes is None else float(a.slopes[h].detach()) * LOG2_E
+        self.table: Tensor | None = None
+        if a.distances is not None:
+            self.table = a.distances[h].detach().to(self.k) * LOG2_E
         self.sink = None if a.sinks is None else float(a.sinks[h].detach()) * LOG2_E
 
     def rows(self, start: int, stop: int) -> Rows:
@@ -162,11 +165,24 @@ class Head:
         """What happens to a score between product and softmax, in place: cap, bias, reference."""
         if self.attention.softcap is not None:
             scores.tanh_().mul_(self.attention.softcap * LOG2_E)
-        if self.slope is not None:
-            scores -= (places - rows.own).abs().to(scores.dtype) * self.slope
+        if self.slope is not None or self.table is not None:
+            scores += self._of_distance(places, rows).to(scores.dtype)
         if rows.reference is not None:
             scores -= rows.reference
         return scores
+
+    def _of_distance(self, places: Tensor, rows: Rows) -> Tensor:
+        """What the distance between query and key adds to a score."""
+        apart = places - rows.own
+        if self.table is None:
+            assert self.slope is not None  # one of the two is there
+            bias = apart.abs().to(self.k.dtype) * -self.slope
+        else:
+            furthest = len(self.table) // 2
+            bias = self.table[apart.clamp(-furthest, furthest) + furthest]
+        if self.attention.n_extra:  # keys that are no token's stand at no distance
+            bias = bias.masked_fill(places >= self.attention.tokens, 0)
+        return bias
 
     def _forbid(self, scores: Tensor, places: Tensor, rows: Rows, fill: float) -> Tensor:
         """Put `fill` where a query may not look, in place."""
@@ -193,7 +209,7 @@ class Head:
         return logs.masked_fill(sums == 0, inf)
 
 
-def heads_of(attention: LongAttention) -> Iterator[Head]:
+def heads_of(attention: Scores) -> Iterator[Head]:
     """All heads of all sequences, one at a time."""
     for b in range(attention.batch_size):
         spans = attention.spans(b)

@@ -16,9 +16,9 @@ from torch import Tensor
 from attnviz.config import check_size
 from attnviz.errors import InputError
 from attnviz.result import ROW_STATISTICS
+from attnviz.scores import Scores
 from attnviz.streaming.fold import Part, Plan, Scratch, fold
 from attnviz.streaming.head import Head, heads_of, tiles
-from attnviz.streaming.inputs import LongAttention
 from attnviz.streaming.workers import in_order
 
 NEAR = 64
@@ -54,7 +54,7 @@ class Pooled:
 
 
 def pool(
-    attention: LongAttention,
+    attention: Scores,
     pixels: int = 1024,
     *,
     statistics: bool = True,
@@ -99,12 +99,12 @@ def pool(
     return sheet.result(allowed)
 
 
-def usual_block(attention: LongAttention) -> tuple[int, int]:
+def usual_block(attention: Scores) -> tuple[int, int]:
     """Queries and keys of a tile: what a CPU's cache holds, or what keeps a GPU busy."""
     return (256, 1024) if attention.q.device.type == "cpu" else (2048, 8192)
 
 
-def _parts(attention: LongAttention, plan: Plan) -> Iterator[tuple[Head, Part]]:
+def _parts(attention: Scores, plan: Plan) -> Iterator[tuple[Head, Part]]:
     """Each block of rows of each head, folded, in order."""
     own = threading.local()
 
@@ -128,7 +128,7 @@ def _parts(attention: LongAttention, plan: Plan) -> Iterator[tuple[Head, Part]]:
 class _Sheet:
     """The arrays that parts are put into."""
 
-    def __init__(self, attention: LongAttention, plan: Plan) -> None:
+    def __init__(self, attention: Scores, plan: Plan) -> None:
         self.plan = plan
         heads = (attention.batch_size, attention.n_heads)
         sides = (-(-plan.queries // plan.cells[0]), plan.key_pixels)
@@ -183,7 +183,7 @@ def _array(tensor: Tensor) -> npt.NDArray[Any]:
 # ── what is allowed ──────────────────────────────────────────────────────────────────────────
 
 
-def count_allowed(attention: LongAttention, plan: Plan) -> npt.NDArray[np.int64]:
+def count_allowed(attention: Scores, plan: Plan) -> npt.NDArray[np.int64]:
     """`[B 1|H Pq Pk]`: the allowed cells of each pixel."""
     counts = []
     for b in range(attention.batch_size):
@@ -220,7 +220,7 @@ def _from_spans(
     return np.asarray(np.diff(n * edges - s, axis=1), np.int64)
 
 
-def _counted(attention: LongAttention, b: int, h: int, plan: Plan) -> npt.NDArray[np.int64]:
+def _counted(attention: Scores, b: int, h: int, plan: Plan) -> npt.NDArray[np.int64]:
     """`[Pq Pk]`, cell by cell, where a rule is known by its predicate alone."""
     counts = np.zeros((-(-plan.queries // plan.cells[0]), plan.key_pixels), np.int64)
     first, end = (span.numpy() for span in attention.spans(b))
@@ -239,7 +239,7 @@ def _counted(attention: LongAttention, b: int, h: int, plan: Plan) -> npt.NDArra
     return counts
 
 
-def n_cells(attention: LongAttention, plan: Plan) -> int:
+def n_cells(attention: Scores, plan: Plan) -> int:
     """How many cells `pool` computes: what a progress bar counts."""
     total = 0
     for b in range(attention.batch_size):

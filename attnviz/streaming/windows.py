@@ -9,17 +9,19 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
 from attnviz.errors import InputError
+from attnviz.scores import Scores
 from attnviz.streaming.head import Head, Rows, cuts, is_sound, tiles
-from attnviz.streaming.inputs import LongAttention
 from attnviz.streaming.pool import usual_block
 from attnviz.streaming.workers import in_order
 
 
-def window(attention: LongAttention, rows: range, columns: range, b: int = 0, h: int = 0) -> Tensor:
+def window(attention: Scores, rows: range, columns: range, b: int = 0, h: int = 0) -> Tensor:
     """`[rows columns]`: the weights of head `h` of sequence `b`, exactly those of the whole map.
 
     Each row's sum runs over all keys that it may see, so that the time is that of the rows. A
@@ -39,7 +41,7 @@ def window(attention: LongAttention, rows: range, columns: range, b: int = 0, h:
 
 
 def weight_blocks(
-    attention: LongAttention, b: int = 0, h: int = 0, rows: int = 256
+    attention: Scores, b: int = 0, h: int = 0, rows: int = 256
 ) -> Iterator[tuple[range, Tensor]]:
     """(range of queries, weights `[rows Tk]`) from the first query to the last, `rows` at a time.
 
@@ -100,3 +102,28 @@ def _weights(
         sums = add_up(rows)
     inverse = head.logs(sums, rows).neg().exp2()
     return weights.mul_(inverse.to(weights.dtype)[kept, None])
+
+
+MOST_HELD = 2**26
+"""Weights of some rows of several heads: heads that come together share what masks cost."""
+
+ROWS = 256
+
+
+def head_rows(
+    attention: Scores,
+) -> Iterator[tuple[slice, range, Tensor, npt.NDArray[np.bool_]]]:
+    """(heads, rows, their weights `[1 H R Tk]`, what was allowed) of a text that is alone."""
+    keys = np.arange(attention.keys)
+    together = max(1, MOST_HELD // (ROWS * attention.keys))
+    for first in range(0, attention.n_heads, together):
+        heads = range(first, min(first + together, attention.n_heads))
+        blocks = (weight_blocks(attention, 0, head, ROWS) for head in heads)
+        for parts in zip(*blocks, strict=True):
+            rows = parts[0][0]
+            at = np.arange(rows.start, rows.stop)[:, None]
+            allowed = np.ones((1, 1, len(rows), len(keys)), dtype=np.bool_)
+            for rule in attention.rules:
+                allowed &= rule.allows(0, 0, at, keys)
+            weights = torch.stack([part for _, part in parts])[None]
+            yield slice(heads.start, heads.stop), rows, weights, allowed

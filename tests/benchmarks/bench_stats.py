@@ -43,7 +43,7 @@ def against_forward(rounds: int = 5) -> None:
 
     from attnviz.corpus.documents import Document
     from attnviz.corpus.opening import open_model
-    from attnviz.corpus.source import Ready, Take
+    from attnviz.corpus.reader import Ready, Take
     from attnviz.corpus.tally import measured
     from attnviz.measures.block import Block
     from attnviz.measures.measures import Options

@@ -24,7 +24,8 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from attnviz import masks
 from attnviz.attention import scaled_dot_product_attention as whole_attention
-from attnviz.streaming import LongAttention, pool, weight_blocks, window
+from attnviz.scores import Scores
+from attnviz.streaming import pool, weight_blocks, window
 from attnviz.tokens import make_batch
 
 BARS = {16384: (0.8, 1.2), 65536: (0.65, 0.9), 131072: (0.6, 0.9)}
@@ -36,10 +37,10 @@ def tensors(length: int, n: int) -> list[torch.Tensor]:
     return [torch.randn(1, 1, length, 64, generator=generator) for _ in range(n)]
 
 
-def causal(length: int) -> LongAttention:
+def causal(length: int) -> Scores:
     q, k = tensors(length, 2)
     tokens = make_batch([("a",) * length])
-    return LongAttention(q, k, (masks.rule("causal", tokens, tokens),))
+    return Scores(q, k, (masks.rule("causal", tokens, tokens),))
 
 
 def in_turns(
@@ -64,7 +65,7 @@ def bench_speed(longest: int) -> None:
         if length > longest:
             continue
         q, k, v = tensors(length, 3)
-        a = LongAttention(q, k)
+        a = Scores(q, k)
         for threads in (1, 2):
             torch.set_num_threads(threads)
             times = in_turns(
@@ -107,8 +108,8 @@ def bench_whole(longest: int) -> None:
             times = in_turns(
                 {
                     "full": full,
-                    "pooling": lambda q=q, k=k: pool(LongAttention(q, k), statistics=False),
-                    "with statistics": lambda q=q, k=k: pool(LongAttention(q, k)),
+                    "pooling": lambda q=q, k=k: pool(Scores(q, k), statistics=False),
+                    "with statistics": lambda q=q, k=k: pool(Scores(q, k)),
                 },
                 5 if length < 9999 else 3,
             )
@@ -147,9 +148,9 @@ def measure_memory(length: int, with_statistics: bool) -> None:
     """In a fresh process: the peak above what the inputs and a first, small map took."""
     q, k = tensors(length, 2)
     torch.set_num_threads(2)
-    pool(LongAttention(q[:, :, :4096], k[:, :, :4096]), 32, top=1)  # what imports and threads take
+    pool(Scores(q[:, :, :4096], k[:, :, :4096]), 32, top=1)  # what imports and threads take
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    pool(LongAttention(q, k), statistics=with_statistics)
+    pool(Scores(q, k), statistics=with_statistics)
     print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024)
 
 
