@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from math import isnan
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -196,11 +195,11 @@ def as_results(
     a: Attention | npt.ArrayLike, b: Attention | npt.ArrayLike
 ) -> tuple[Attention, Attention]:
     """Both as results: a bare array takes from the other what it does not say itself."""
-    if isinstance(a, Attention):
-        return a, b if isinstance(b, Attention) else _like(a, b)
-    if isinstance(b, Attention):
-        return _like(b, a), b
-    return _numbered(a), _numbered(b)
+    both = [side if isinstance(side, Attention) else _numbered(side) for side in (a, b)]
+    if isinstance(a, Attention) is not isinstance(b, Attention):
+        known = isinstance(b, Attention)
+        both[not known] = with_tokens_of(both[not known], both[known], "AB"[not known])
+    return both[0], both[1]
 
 
 def with_tokens_of(array: Attention, known: Attention, name: str) -> Attention:
@@ -223,22 +222,18 @@ def with_tokens_of(array: Attention, known: Attention, name: str) -> Attention:
     )
 
 
-def _like(known: Attention, array: npt.ArrayLike) -> Attention:
-    """An array as a result with the tokens of another."""
-    weights = _with_all_axes(array)
-    if weights.shape != known.attention.shape:
-        axes = ("L", "B", "H", "Tq", "Tk")
-        given, expected = (
-            " ".join(f"{axis}={n}" for axis, n in zip(axes, shape, strict=True))
-            for shape in (weights.shape, known.attention.shape)
-        )
-        raise InputError(f"an array is [{given}]; [{expected}] is expected, as the other has")
-    return replace(known, attention=weights, masks=UNKNOWN, kept={})
-
-
 def _numbered(array: npt.ArrayLike) -> Attention:
     """An array as a result whose tokens are their positions, and whose mask is unknown."""
-    weights = _with_all_axes(array)
+    if isinstance(array, (list, tuple)):  # a layer each, as transformers gives them
+        weights = np.stack([as_numpy(layer) for layer in array])
+    else:
+        weights = as_numpy(array)
+    if not 2 <= weights.ndim <= 5:
+        raise InputError(
+            f"an array has {weights.ndim} axes, shape {list(weights.shape)}; [Tq Tk] to "
+            "[L B H Tq Tk] are expected"
+        )
+    weights = weights.reshape((1,) * (5 - weights.ndim) + weights.shape)
     layers, batch, _, queries, keys = weights.shape
     return Attention(
         attention=weights,
@@ -251,17 +246,15 @@ def _numbered(array: npt.ArrayLike) -> Attention:
     )
 
 
-def _with_all_axes(array: npt.ArrayLike) -> npt.NDArray[Any]:
-    if isinstance(array, (list, tuple)):  # a layer each, as transformers gives them
-        weights = np.stack([as_numpy(layer) for layer in array])
-    else:
-        weights = as_numpy(array)
-    if not 2 <= weights.ndim <= 5:
-        raise InputError(
-            f"an array has {weights.ndim} axes, shape {list(weights.shape)}; [Tq Tk] to "
-            "[L B H Tq Tk] are expected"
-        )
-    return weights.reshape((1,) * (5 - weights.ndim) + weights.shape)
+def check_sizes(a: Sequence[int], b: Sequence[int], match: bool = False) -> None:
+    """Raise `InputError` where shapes `[L B H Tq Tk]` differ in layers, sequences or heads.
+
+    With `match` the numbers of heads may differ; queries and keys may, by padding.
+    """
+    for what, in_a, in_b in zip(("layer", "sequence", "head"), a, b, strict=False):
+        if in_a != in_b and not (match and what == "head"):
+            hint = "; --match pairs those that are alike" if what == "head" else ""
+            raise InputError(f"A has {plural(in_a, what)} and B has {in_b}{hint}")
 
 
 def check_alike(a: Attention, b: Attention, sequences: Sequence[int], match: bool = False) -> None:
@@ -269,13 +262,7 @@ def check_alike(a: Attention, b: Attention, sequences: Sequence[int], match: boo
 
     With `match` the numbers of heads may differ. Padding may stand anywhere.
     """
-    sizes = [("layer", a.n_layers, b.n_layers), ("sequence", a.batch_size, b.batch_size)]
-    if not match:
-        sizes.append(("head", a.n_heads, b.n_heads))
-    for what, in_a, in_b in sizes:
-        if in_a != in_b:
-            hint = "; --match pairs those that are alike" if what == "head" else ""
-            raise InputError(f"A has {plural(in_a, what)} and B has {in_b}{hint}")
+    check_sizes(a.attention.shape, b.attention.shape, match)
     for s in sequences:
         where = f"sequence {s}: " if a.batch_size > 1 else ""
         queries = (

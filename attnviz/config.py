@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields
 from math import isqrt
 from typing import Any
@@ -15,6 +15,11 @@ DTYPES = {"float32": 4, "float64": 8, "bfloat16": 2, "float16": 2}
 
 DEVICES = ("cpu", "cuda", "mps")
 POSITIONS = ("sinusoidal", "none", "rope", "alibi")
+
+HEAD_COUNTS = ("num_attention_heads", "num_heads", "n_heads", "n_head", "nhead", "heads")
+KV_HEAD_COUNTS = ("num_key_value_heads", "n_kv_heads", "num_kv_heads", "n_kv_head", "kv_heads")
+HEAD_WIDTHS = ("head_dim", "d_kv", "kv_channels", "d_head", "dim_head", "head_size")
+"""What other people's configurations, modules and constructors call n_heads, n_kv_heads and d_k."""
 
 LARGEST_SIZE = 10**12
 """No axis may be longer: beyond this a size is a typing error, not a plan."""
@@ -31,6 +36,15 @@ def check_size(flag: str, value: int) -> int:
     if value > LARGEST_SIZE:
         raise ConfigError(f"{flag} is {value}; the largest size is {LARGEST_SIZE}")
     return value
+
+
+def first_number(source: object, names: Iterable[str]) -> int | None:
+    """The first whole number that a mapping or object holds under one of `names`."""
+    values = (
+        source.get(name) if isinstance(source, Mapping) else getattr(source, name, None)
+        for name in names
+    )
+    return next((n for n in values if isinstance(n, int) and not isinstance(n, bool)), None)
 
 
 def choice(flag: str, value: str, known: tuple[str, ...]) -> str:

@@ -1,4 +1,4 @@
-"""How far apart two distributions are, in bits."""
+"""How spread one distribution is, and how far apart two of them are, in bits."""
 
 from __future__ import annotations
 
@@ -9,6 +9,15 @@ import numpy.typing as npt
 
 NEARLY_EQUAL = 1e-2
 """Below this relative difference the formula's terms cancel, and its series is used."""
+
+
+def entropy(p: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+    """-Σ p log₂ p along the last axis: 0 where one outcome has everything, log₂ n for n equal ones.
+
+    A share of 0 adds 0.
+    """
+    logs = np.log2(p, out=np.zeros_like(p), where=p > 0)
+    return np.asarray(0.0 - np.vecdot(p, logs))  # not -0.0
 
 
 def jensen_shannon(

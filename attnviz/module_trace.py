@@ -27,7 +27,7 @@ class ModuleStep:
 
 
 @dataclass(frozen=True)
-class Finding:
+class ModuleFinding:
     """Something legal that is most likely wrong.
 
     `kind` is "regroup" (a reshape puts elements of different axes together), "softmax" (it runs
@@ -59,7 +59,7 @@ class ModuleTrace:
     file: str
     class_name: str
     steps: tuple[ModuleStep, ...]
-    findings: tuple[Finding, ...]
+    findings: tuple[ModuleFinding, ...]
     notes: tuple[str, ...]
     sizes: Mapping[str, int]
     n_parameters: int

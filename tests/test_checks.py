@@ -16,11 +16,11 @@ from hypothesis import strategies as st
 
 import attnviz
 from attnviz.checks import Finding, Place, Report, assert_attention, check, scan
-from attnviz.checks.finding import CHECKS, number, ranges
-from attnviz.checks.given import lengths_of, make_subject
+from attnviz.checks.checked_weights import Bfloat16, CheckedWeights
+from attnviz.checks.head_tensors import alibi_slopes, read_heads, rotated
 from attnviz.checks.precision import precision_of, row_tolerance
-from attnviz.checks.subject import Bfloat16, Subject
-from attnviz.checks.tensors import alibi_slopes, read_heads, rotated
+from attnviz.checks.reading_weights import lengths_of, make_subject
+from attnviz.checks.report import CHECKS, number, ranges
 from attnviz.errors import ConfigError, InputError
 
 DATA = Path(__file__).parent / "data/checks"
@@ -786,7 +786,7 @@ def test_bfloat16_is_read_as_it_is() -> None:
     raw = tensor.view(torch.int16).numpy().view("V2")
     assert list(check(raw, causal=True)) == []
     subject = make_subject(tensor)
-    lazy = Subject([Bfloat16(layer) for layer in raw], subject.queries, subject.keys)
+    lazy = CheckedWeights([Bfloat16(layer) for layer in raw], subject.queries, subject.keys)
     assert lazy.dtype == "bfloat16"
     np.testing.assert_array_equal(lazy.layer(1), tensor[1].float().numpy())
     np.testing.assert_array_equal(lazy.layers[1][1, 0:2, 3], tensor[1, 1, 0:2, 3].float().numpy())
@@ -1166,10 +1166,10 @@ def test_what_is_too_large_for_memory_is_compared_all_the_same(
     given: dict[str, Any] = {"expect": (INPUTS.q, INPUTS.k, INPUTS.v), "context": context}
     whole = check(weights, **given)
     monkeypatch.setattr(scan, "BLOCK", 20)
-    monkeypatch.setattr("attnviz.checks.recompute.free_memory", lambda: 10_000)
+    monkeypatch.setattr("attnviz.checks.recomputed_weights.free_memory", lambda: 10_000)
     part = check(weights, **given)
     assert only(part, "expected") == only(whole, "expected")  # by one sequence of the two
-    monkeypatch.setattr("attnviz.checks.recompute.free_memory", lambda: 1000)
+    monkeypatch.setattr("attnviz.checks.recomputed_weights.free_memory", lambda: 1000)
     none = check(weights, **given)
     assert only(none, "expected").heads == only(whole, "expected").heads
     for name in ("expected", "context"):
@@ -1253,4 +1253,137 @@ def test_rows_of_a_part_or_with_hidden_tokens_may_fall_short() -> None:
     for change in ({"notes": ("2 tokens hidden",)}, {"config": {"part": [[0, 7], [0, 7]]}}):
         report = check(saved_run(attention=whole.attention * 0.8, **change))
         assert report.passed
-        assert report.remarks[0].startswith("rows may sum to less than 1: ")
+        assert report.notes_on_reading[0].startswith("rows may sum to less than 1: ")
+
+
+# ── mistakes that are easily taken for others ────────────────────────────────────────────────
+
+
+def softmax_under(allowed: np.ndarray, *shape: int, seed: int = 0) -> np.ndarray:
+    """Weights of random scores `shape` under a mask that broadcasts; blind rows are zeros."""
+    scores = np.random.default_rng(seed).standard_normal(shape)
+    powers = np.where(allowed, np.exp(scores), 0)
+    return (powers / np.maximum(powers.sum(-1, keepdims=True), 1e-300)).astype(np.float32)
+
+
+def real_keys(lengths: list[int], width: int) -> np.ndarray:
+    """`[B 1 1 width]`."""
+    return (np.arange(width) < np.array(lengths)[:, None])[:, None, None]
+
+
+@pytest.mark.parametrize("lengths", [None, [13, 9, 4]])
+def test_another_sequence_s_padding_mask_under_a_causal_one_is_seen(
+    lengths: list[int] | None,
+) -> None:
+    """No cell that is forbidden has weight: what shows it are keys that nobody looks at."""
+    used = real_keys([4, 13, 9], 13) & np.tri(13, dtype=bool)
+    report = check(softmax_under(used, 3, 2, 13, 13), causal=True, lengths=lengths)
+    assert report.passed
+    found = {finding.what for finding in report if finding.name == "stricter"}
+    about = "the padding mask of another sequence, or lengths that were not told"
+    words = {f"no query of sequence 0 looks at keys 4-12: {about}"}
+    if lengths is None:  # then the last queries of sequence 2 are queries as well
+        words.add(f"no query of sequence 2 looks at keys 9-12: {about}")
+    assert found == words
+
+
+def test_small_weights_that_round_to_0_are_no_other_mask() -> None:
+    weights = softmax_under(np.tri(13, dtype=bool), 3, 2, 13, 13)
+    weights[0, :, :, 5] = 0  # one key that is never looked at, as is that of no padding mask
+    weights[0, :, 9:, 2] = 0
+    weights /= weights.sum(-1, keepdims=True)
+    report = check(weights, causal=True)
+    assert [finding for finding in report if finding.name == "stricter"] == []
+
+
+@pytest.mark.parametrize("heads", [1, 2, 3])
+@pytest.mark.parametrize("lengths", [[7, 5], [11, 7, 5]])
+def test_masks_in_another_order_are_not_called_ignored(heads: int, lengths: list[int]) -> None:
+    batch, width = len(lengths), lengths[0]
+    order = [*range(1, batch), 0]
+    used = real_keys([lengths[i] for i in order], width)
+    report = check(softmax_under(used, batch, heads, width, width), lengths=lengths)
+    cause = only(report, "leak:padding").cause
+    told = ", ".join(f"{b} has that of {other}" for b, other in enumerate(order))
+    assert cause == (
+        "the padding mask of another sequence was used: the masks are in another order than the "
+        f"sequences (sequence {told})"
+    )
+    ignored = check(softmax_under(np.True_, batch, heads, width, width), lengths=lengths)
+    assert only(ignored, "leak:padding").cause.startswith("the padding mask looks ignored")
+
+
+def test_one_query_after_a_cache_that_stands_at_the_first_key() -> None:
+    weights = np.zeros((1, 3, 1, 7), dtype=np.float32)
+    weights[..., 0] = 1  # a mask torch.ones(1, 7).tril() leaves one key: heads have to be equal
+    report = check(weights, causal=True)
+    assert [finding.name for finding in report] == ["stricter"]
+    assert only(report, "stricter").what == (
+        "the causal mask is as if queries stood at the first keys and not at the last"
+    )
+    equal = check(softmax_under(np.True_, 1, 1, 1, 7).repeat(3, axis=1), causal=True)
+    assert [finding.name for finding in equal] == ["equal"]
+
+
+@pytest.mark.parametrize(
+    ("dtype", "number", "fails"),
+    [
+        (np.float32, -80.0, True),
+        (np.float32, -95.0, False),
+        (np.float64, -95.0, False),
+        (np.float16, -12.0, True),
+    ],
+)
+def test_weights_below_the_normal_numbers_are_a_note(
+    dtype: Any, number: float, fails: bool
+) -> None:
+    scores = np.random.default_rng(0).standard_normal((1, 2, 7, 7)) / 4
+    scores = scores + np.where(np.tri(7, dtype=bool), 0, number)
+    powers = np.exp(scores)
+    weights = (powers / powers.sum(-1, keepdims=True)).astype(dtype)
+    assert 0 < weights[..., ~np.tri(7, dtype=bool)].max() < 1e-3
+    report = check(weights, causal=True)
+    finding = only(report, "leak:causal")
+    assert (finding.fails, report.passed) == (fails, not fails)
+    if not fails:
+        assert finding.cause.startswith("below the normal numbers of float32")
+
+
+def test_sigmoid_is_not_called_exponentials() -> None:
+    scores = np.random.default_rng(0).standard_normal((2, 3, 7, 7))
+    weights = (1 / (1 + np.exp(-scores))).astype(np.float32)
+    assert "sigmoid" in only(check(weights), "rows").cause
+    powers = np.exp(scores).astype(np.float32)
+    assert "exponentials that were not divided" in only(check(powers), "rows").cause
+    q, k = grouped(3, 3)
+    report = check(torch.sigmoid(q @ k.mT / 10**0.5), expect=(q, k))
+    assert only(report, "expected").cause.startswith("sigmoid was used in place of softmax")
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("seed", range(12))
+def test_a_context_mistake_has_a_tolerance_of_its_own(causal: bool, seed: int) -> None:
+    """Merged heads put numbers into rows whose own contexts are far smaller, under a mask above
+    all: the first rows see little."""
+    generator = torch.Generator().manual_seed(seed)
+    q, k, v = torch.randn(3, 2, 3, 7, 11, generator=generator)
+    v = v * torch.logspace(-4, 4, 7)[:, None]  # sizes that differ from key to key
+    scores = q @ k.mT / 11**0.5
+    if causal:
+        scores = scores.masked_fill(~torch.ones(7, 7).tril().bool(), -torch.inf)
+    weights = scores.softmax(-1)
+    right_one = weights @ v
+    merged = right_one.reshape(2, 7, 33)  # without transpose(1, 2)
+    report = check(weights, causal=causal, expect=(q, k, v), context=merged)
+    assert only(report, "context").cause.startswith("heads are put together without a transpose")
+    assert check(weights, causal=causal, expect=(q, k, v), context=right_one).passed
+
+
+def test_one_factor_is_not_fitted_to_two_weights() -> None:
+    """Half precision in one row of two keys is the error of half precision, and no other scale."""
+    q = torch.tensor([[[[1.0, 0.0]]]])
+    k = torch.tensor([[[[0.3, 0.0], [1.0, 0.0]]]])
+    scores = (q @ k.mT / 2**0.5).bfloat16().float() * 1.003
+    report = check(scores.softmax(-1), expect=(q, k))
+    assert "half precision" in only(report, "expected").cause
+    assert report.passed

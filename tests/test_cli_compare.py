@@ -275,8 +275,8 @@ def test_ascii_where_the_terminal_has_no_more(
         ),
         (
             ["a.npz", "short.npy"],
-            "B has sequences × queries × keys 1 × 5 × 5, and the other 2 × 6 × 6; both must be "
-            "over the same tokens",
+            "A has 2 sequences and B has 1; short.npy: read as H Q K: 3 heads, 5 queries × 5 keys; "
+            'for layers or sequences, --axes "L Q K" or "B Q K"',
         ),
         (
             ["a.npz", "dog.npz"],
@@ -298,3 +298,51 @@ def test_what_cannot_work(
     out, err = said(capsys, 2, *arguments)
     assert err == f"attnviz: {message}\n"
     assert out == ""
+
+
+@pytest.mark.usefixtures("here")
+def test_sizes_are_compared_before_anything_is_read(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Neither of two layers may be compared with one that is alone, whatever the numbers are."""
+    weights = np.full((2, 1, 3, 5, 5), 0.2, dtype=np.float32)
+    np.save("sequences.npy", weights)
+    np.save("heads.npy", weights[:, 0])
+    np.save("one.npy", weights[:1])
+    np.savez("two.npz", **{f"a.{i}": weights[i] for i in range(2)})
+    read = {
+        "sequences.npy": "2 layers, 1 sequence, 3 heads",
+        "one.npy": "1 layer, 1 sequence, 3 heads",
+    }
+    for name, words in read.items():
+        read[name] = f"{name}: read as L B H Q K: {words}, 5 queries × 5 keys"
+    read["heads.npy"] = (
+        "heads.npy: read as B H Q K: 2 sequences, 3 heads, 5 queries × 5 keys; for layers × heads, "
+        '--axes "L H Q K"'
+    )
+    for a, b, message in (
+        ("sequences.npy", "heads.npy", "A has 2 layers and B has 1"),
+        ("heads.npy", "sequences.npy", "A has 1 layer and B has 2"),
+        ("sequences.npy", "one.npy", "A has 2 layers and B has 1"),
+        ("one.npy", "sequences.npy", "A has 1 layer and B has 2"),
+    ):
+        assert call(["compare", a, b]) == 2
+        assert capsys.readouterr().err == f"attnviz: {message}; {read[a]}; {read[b]}\n"
+    assert call(["compare", "two.npz", "one.npy"]) == 2
+    assert capsys.readouterr().err.startswith("attnviz: A has 2 layers and B has 1; two.npz: ")
+
+
+@pytest.mark.usefixtures("here")
+@pytest.mark.parametrize("b", ["two.npz", "two.npy", "run.npz"])
+@pytest.mark.parametrize("a", ["two.npz", "two.npy", "run.npz"])
+def test_one_of_several_layers(a: str, b: str, capsys: pytest.CaptureFixture[str]) -> None:
+    weights = np.random.default_rng(0).random((2, 1, 3, 5, 5))
+    weights /= weights.sum(-1, keepdims=True)
+    np.save("two.npy", weights)
+    np.savez("two.npz", **{f"a.{i}": weights[i] for i in range(2)})
+    assert call(["render", "two.npy", "-o", "run.npz", "-q", "--force"]) == 0
+    weights[0] = 0.2
+    assert call(["compare", a, b, "--layers", "1", "--json"]) == 0
+    heads = json.loads(capsys.readouterr().out)["heads"]
+    assert [(head["layer"], head["head"]) for head in heads] == [(1, 0), (1, 1), (1, 2)]
+    assert all(head["bits"] == 0 for head in heads)

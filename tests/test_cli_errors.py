@@ -92,7 +92,7 @@ SIZES_AND_FLAGS = {
     ),
     "shapes --len 6 --mask missing.npy": "mask missing.npy: no such file or directory",
     "shapes x --json --format markdown": (
-        "--json and --format markdown both give the form; give one of them"
+        "--json and --format markdown both give the format; give one"
     ),
 }
 

@@ -51,8 +51,8 @@ def test_a_right_module_gets_no_warning(capsys: pytest.CaptureFixture[str]) -> N
         ),
         (["--init", "n=1", "x"], "--init and --input go with --module FILE.py:CLASS"),
         (
-            ["--module", "a.py:B", "--format", "mermaid"],
-            "--format mermaid shows no module; use table or json",
+            ["--module", "a.py:B", "--format", "markdown"],
+            "--format markdown shows no module; use table or json",
         ),
     ],
 )

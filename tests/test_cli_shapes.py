@@ -84,11 +84,9 @@ def test_the_other_forms(capsys: pytest.CaptureFixture[str]) -> None:
     markdown = capsys.readouterr().out
     assert markdown.startswith("| # | stage | step |")
     assert "attention.py:" in markdown
-    assert call(["shapes", "a b", "--format", "mermaid"]) == 0
-    assert capsys.readouterr().out.startswith("flowchart TD\n")
     assert call(["shapes", "a b", "--format", "xml"]) == 2
     assert capsys.readouterr().err == (
-        "attnviz: --format is 'xml'; it must be one of table, json, markdown, mermaid\n"
+        "attnviz: --format is 'xml'; it must be one of table, json, markdown\n"
     )
 
 
@@ -337,12 +335,13 @@ def test_a_comparison_and_a_cache_fit_any_width(width: int, gemma: Path) -> None
 def test_facts_fit_any_width(width: int) -> None:
     from rich.console import Console
 
-    from attnviz.cli.facts import layer_facts, print_facts
+    from attnviz.cli.facts import print_facts
     from attnviz.config import AttentionConfig
+    from attnviz.sources.layer_lines import layer_lines
 
     console = Console(width=width, force_terminal=True, color_system=None)
     with console.capture() as capture:
-        print_facts(console, layer_facts(AttentionConfig.from_sizes()))
+        print_facts(console, layer_lines(AttentionConfig.from_sizes()))
     printed = capture.get()
     assert max(map(len, printed.splitlines())) <= width
     assert "".join(printed.split()).startswith("layer8heads,d_model512,d_k64,")

@@ -10,7 +10,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from real_models import minilm
 from safetensors.torch import save_file
 from torch import nn
 
@@ -31,32 +30,22 @@ def random(*shape: int, seed: int = 0) -> torch.Tensor:
 
 @pytest.fixture(autouse=True)
 def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Own layers with and without a table, torch's own, BERT's and T5's names, and vectors."""
+    """Own layers with and without a table, torch's own, nanoGPT's names, and vectors."""
     monkeypatch.chdir(tmp_path)
     layers = [MultiHeadAttention(replace(CONFIG, seed=i)) for i in range(2)]
     save_layers(Path("own.safetensors"), layers, random(6, 12), WORDS)
     save_layers(Path("alone.safetensors"), layers[:1])
     torch.save(nn.MultiheadAttention(12, 3, add_bias_kv=True).state_dict(), "torch.pt")
     torch.save(nn.MultiheadAttention(12, 3, kdim=5, vdim=7).state_dict(), "wide.pt")
-    names = {
-        "query": "self.query",
-        "key": "self.key",
-        "value": "self.value",
-        "dense": "output.dense",
-    }
-    bert = {
-        f"encoder.layer.{i}.attention.{name}.{part}": random(*shape, seed=i)
-        for i in range(2)
-        for name in names.values()
-        for part, shape in (("weight", (12, 12)), ("bias", (12,)))
-    }
-    bert["embeddings.word_embeddings.weight"] = random(6, 12)
-    Path("bert").mkdir()
-    save_file(bert, "bert/model.safetensors")
-    Path("bert/config.json").write_text('{"model_type": "bert", "num_attention_heads": 3}')
-    t5 = {f"block.0.layer.0.SelfAttention.{name}.weight": random(12, 12) for name in "qkvo"}
-    t5["block.0.layer.0.SelfAttention.relative_attention_bias.weight"] = random(32, 3)
-    save_file(t5, "t5.safetensors")
+    encoder = nn.TransformerEncoder(
+        nn.TransformerEncoderLayer(12, 3, 5, batch_first=True), 2, enable_nested_tensor=False
+    )
+    Path("stack").mkdir()
+    state = {"embedding.weight": random(6, 12), **encoder.state_dict()}
+    save_file(state, "stack/model.safetensors")
+    Path("stack/config.json").write_text('{"num_attention_heads": 3}')
+    gpt = {"c_attn.weight": random(36, 12), "c_proj.weight": random(12, 12)}
+    save_file(gpt, "gpt.safetensors")
     np.save("x.npy", random(3, 12).numpy())
     np.save("pair.npy", random(2, 3, 12).numpy())
     np.save("keys.npy", random(4, 5).numpy())
@@ -134,11 +123,12 @@ def test_a_tokenizer_of_ones_own(capsys: pytest.CaptureFixture[str]) -> None:
     tokenizer.enable_padding(length=99)
     tokenizer.save("tokenizer.json")
     flags = ["--tokenizer", "tokenizer.json"]
-    weights = ["--weights", "bert", "--weights-prefix", "encoder.layer.1", "--no-show", *flags]
+    weights = ["--weights", "stack", "--weights-prefix", "layers.1", "--no-show", *flags]
     assert call(["run", "the cat ran", *weights, "-o", "run.npz"]) == 0
     out, err = capsys.readouterr()
     assert "5 tokens: [CLS]/1 the/3 cat/5 [UNK]/0 [SEP]/2\n" in out
     assert err == (
+        "the norm is assumed to follow the residual; --norm-first puts it before\n"
         "layer 1 is given the embedded tokens: the 1 layer before it did not run "
         "(--model runs them all)\nWrote run.npz\n"
     )
@@ -148,7 +138,7 @@ def test_a_tokenizer_of_ones_own(capsys: pytest.CaptureFixture[str]) -> None:
     tokenizer.save("tokenizer.json")
     assert call(["run", "the", *weights]) == 2
     assert capsys.readouterr().err == (
-        "attnviz: tokenizer.json has 7 tokens, the embedding of bert/model.safetensors 6 rows: "
+        "attnviz: tokenizer.json has 7 tokens, the embedding of stack/model.safetensors 6 rows: "
         "it is another model's\n"
     )
 
@@ -165,25 +155,9 @@ def test_without_the_library_a_tokenizer_names_the_extra(
     )
 
 
-@pytest.mark.parametrize("name", ["minilm_single_0", "minilm_single_1"])
-def test_a_real_model_attends_as_it_does_in_transformers(name: str) -> None:
-    """all-MiniLM-L6-v2; tests/data/models has what transformers computed."""
-    folder = minilm()
-    text = {
-        "minilm_single_0": "The quick brown fox jumps over the lazy dog because it was late.",
-        "minilm_single_1": "Paris is the capital of France.",
-    }[name]
-    flags = ["--weights", str(folder), "--tokenizer", str(folder / "tokenizer.json")]
-    result = run(text, *flags, "--weights-prefix", "encoder.layer.0")
-    with np.load(Path(__file__).parent / f"data/models/{name}.npz") as true:
-        np.testing.assert_allclose(result.attention[0], true["attentions"][:1], rtol=0, atol=1e-6)
-
-
 def test_a_causal_model_says_so(capsys: pytest.CaptureFixture[str]) -> None:
-    state = {f"{name}_proj.weight": random(12, 12) for name in "qkvo"}
-    save_file(state, "llama.safetensors")
-    flags = ["run", "--weights", "llama.safetensors", "--n-heads", "3", "--embeddings", "x.npy"]
-    said = "the model of these weights (Llama) is causal: --causal forbids what it never sees\n"
+    flags = ["run", "--weights", "gpt.safetensors", "--n-heads", "3", "--embeddings", "x.npy"]
+    said = "the model of these weights (nanoGPT) is causal: --causal forbids what it never sees\n"
     for more, expected in (((), True), (("--causal",), False), (("--window", "2"), False)):
         assert call([*flags, "--no-show", "-o", "run.npz", "--force", *more]) == 0
         assert (said in capsys.readouterr().err) is expected
@@ -263,7 +237,10 @@ def test_explain_shows_vectors_after_their_turn(capsys: pytest.CaptureFixture[st
 def test_explain_shows_a_table_of_distances_and_no_scale(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    document, page = explained(capsys, "--weights", "t5.safetensors", "--embeddings", "x.npy")
+    config = replace(CONFIG, positions="relative", variant=Variant(scaled=False))
+    weights = {**MultiHeadAttention(CONFIG).state_dict(), "distances.weight": random(32, 3)}
+    save_layers(Path("relative.safetensors"), [MultiHeadAttention(config, weights)])
+    document, page = explained(capsys, "--weights", "relative.safetensors", "--embeddings", "x.npy")
     adds_up(document)
     assert document["scale"] == 1
     assert all(key["bias"] is not None for key in document["keys"])
@@ -336,8 +313,8 @@ def test_shapes_of_ones_own_layer(capsys: pytest.CaptureFixture[str]) -> None:
         ("run dog --weights own.safetensors", "the token 'dog' is not in the vocabulary, which has 6 tokens, the first of them: [PAD] the cat sat down"),
         ("run Cats --weights own.safetensors", "the token 'Cats' is not in the vocabulary, which has near it: cat"),
         ("run x --weights alone.safetensors", "alone.safetensors has no embedding that turns tokens into vectors: give --embeddings FILE of [T d_model] or [B T d_model], d_model 12"),
-        ("run x --weights bert --weights-prefix encoder.layer.0", "bert/model.safetensors does not say which token is which of the 6 rows of its embedding: --tokenizer tokenizer.json does, or give --embeddings"),
-        ("run x --weights bert", "bert/model.safetensors holds 2 layers; --weights-prefix picks one of encoder.layer.0.attention, encoder.layer.1.attention"),
+        ("run x --weights stack --weights-prefix layers.0", "stack/model.safetensors does not say which token is which of the 6 rows of its embedding: --tokenizer tokenizer.json does, or give --embeddings"),
+        ("run x --weights stack", "stack/model.safetensors holds 2 layers; --weights-prefix picks one of layers.0.self_attn, layers.1.self_attn"),
         ("run a b --weights alone.safetensors --embeddings x.npy", "--embeddings has 1 sequence of 3 vectors, the text 2 of 1 tokens at most; one token a vector is expected"),
         ("run --weights alone.safetensors --embeddings none.npy", "--embeddings none.npy: no such file or directory"),
         ("run --weights alone.safetensors --embeddings torch.pt", "--embeddings torch.pt has the suffix '.pt'; .npy, .npz or .safetensors"),
@@ -345,7 +322,7 @@ def test_shapes_of_ones_own_layer(capsys: pytest.CaptureFixture[str]) -> None:
         ("shapes x --weights own.safetensors --vs --causal", "--vs compares layers from flags and models; it has no --weights"),
         ("shapes --weights own.safetensors --model config.json", "--weights and --model both give the layer; give one of them"),
         ("run x --tokenizer none.json", "none.json: no such file or directory"),
-        ("run x --tokenizer bert/config.json", None),
+        ("run x --tokenizer stack/config.json", None),
     ],
 )  # fmt: skip
 def test_one_line(line: str, message: str | None, capsys: pytest.CaptureFixture[str]) -> None:
@@ -353,7 +330,7 @@ def test_one_line(line: str, message: str | None, capsys: pytest.CaptureFixture[
     out, err = capsys.readouterr()
     assert out == ""
     if message is None:
-        assert err.startswith("attnviz: bert/config.json is no tokenizer.json: ")
+        assert err.startswith("attnviz: stack/config.json is no tokenizer.json: ")
         assert err.count("\n") == 1
     else:
         assert err == f"attnviz: {message}\n"

@@ -489,8 +489,8 @@ def test_names_of_masks_are_shown_as_they_are():
     [
         (
             np.zeros((3, 2)),
-            "an array is [L=1 B=1 H=1 Tq=3 Tk=2]; [L=1 B=1 H=1 Tq=2 Tk=2] is expected, as the "
-            "other has",
+            "B has sequences × queries × keys 1 × 3 × 2, and the other 1 × 2 × 2; both must be "
+            "over the same tokens",
         ),
         (
             np.zeros(4),

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.spatial.distance import jensenshannon
 
-from attnviz.divergence import jensen_shannon
+from attnviz.divergence import entropy, jensen_shannon
 
 SHARES = st.one_of(st.just(0.0), st.floats(1e-12, 1.0))
 PAIRS = st.integers(1, 7).flatmap(
@@ -84,3 +84,8 @@ def test_half_precision_is_computed_in_full():
     assert jensen_shannon(p, q) == pytest.approx(
         jensenshannon(p.astype(float), q.astype(float), 2) ** 2
     )
+
+
+def test_entropy_of_known_rows() -> None:
+    assert entropy(np.array([0.0, 1.0, 0.0])) == 0.0
+    assert entropy(np.full(8, 0.125)) == 3.0

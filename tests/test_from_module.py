@@ -15,7 +15,7 @@ from torch import nn
 
 from attnviz.cli.main import call
 from attnviz.errors import InputError
-from attnviz.module_trace import Finding, ModuleError, ModuleTrace
+from attnviz.module_trace import ModuleError, ModuleFinding, ModuleTrace
 from attnviz.render.shapes_report import module_trace_as_json, print_module_trace
 from attnviz.sources.from_module import InputSpec, parse_init, parse_input, trace_module
 from attnviz.sources.provenance import Info, Ledger, einsum_letters, laid_out, separated
@@ -853,7 +853,13 @@ def test_a_narrow_console_folds_and_cuts_nothing(width: int) -> None:
 
 def test_hostile_names_are_shown_as_what_they_are() -> None:
     trace = ModuleTrace(
-        "a\x1b[31m.py", "[/red]", (), (Finding("regroup", "a\n:1", "b\x1b", "c"),), ("d\n",), {}, 0
+        "a\x1b[31m.py",
+        "[/red]",
+        (),
+        (ModuleFinding("regroup", "a\n:1", "b\x1b", "c"),),
+        ("d\n",),
+        {},
+        0,
     )
     text = printed(trace, 100)
     assert "\x1b" not in text

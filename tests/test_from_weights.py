@@ -19,7 +19,6 @@ from attnviz.attention import Embedding, MultiHeadAttention
 from attnviz.config import AttentionConfig, Rotary, Variant
 from attnviz.errors import ConfigError, InputError
 from attnviz.sources.from_weights import Asked, Weights, from_weights, open_weights, steps_of
-from attnviz.sources.layouts import find_layers
 from attnviz.sources.saved_layers import save_layers
 from attnviz.sources.weight_files import open_weight_file
 from attnviz.tokens import Batch, make_batch
@@ -118,7 +117,7 @@ def test_torch_encoder_layer_in_a_checkpoint(norm_first: bool) -> None:
     close(run.result.attention[0], theirs, 1e-12)
     close(run.result.kept["residual" if norm_first else "output"][0], output, 1e-12)
     assert weights.found[0].place == "module.enc.self_attn"
-    said = "the norm is taken to come after the residual; --norm-first for before"
+    said = "the norm is assumed to follow the residual; --norm-first puts it before"
     assert weights.notices == (() if norm_first else (said,))
 
 
@@ -142,227 +141,55 @@ def test_the_cross_attention_of_a_torch_decoder() -> None:
     close(run.result.kept["output"][0], output, 1e-12)
 
 
-# ── transformers ─────────────────────────────────────────────────────────────────────────────
+# ── transformers, which --model runs ─────────────────────────────────────────────────────────
 
 SIZES = {"hidden_size": D_MODEL, "num_hidden_layers": 2, "intermediate_size": 20, "vocab_size": V}
 HEADS = {"num_attention_heads": 3}
-GROUPED = {"num_attention_heads": 6, "num_key_value_heads": 2}
 GPT = {"n_embd": D_MODEL, "n_layer": 2, "n_head": 3, "vocab_size": V, "n_positions": 19}
-LLAMA3 = {
-    "rope_type": "llama3",
-    "rope_theta": 500.0,
-    "factor": 8.0,
-    "low_freq_factor": 1.0,
-    "high_freq_factor": 4.0,
-    "original_max_position_embeddings": 16,
+MODELS: dict[str, tuple[dict[str, Any], str]] = {
+    "Bert": ({**SIZES, **HEADS}, "BERT"),
+    "Roberta": ({**SIZES, **HEADS}, "BERT"),
+    "DistilBert": ({"dim": D_MODEL, "n_layers": 2, "n_heads": 3, "hidden_dim": 20}, "DistilBERT"),
+    "GPT2": (GPT, "GPT-2"),
+    "GPTJ": ({**GPT, "rotary_dim": 4}, "GPT-J"),
+    "GPTNeoX": ({**SIZES, **HEADS, "hidden_size": 48}, "GPT-NeoX"),
+    "Bloom": ({"hidden_size": D_MODEL, "n_layer": 2, "n_head": 3}, "BLOOM"),
+    "Llama": ({**SIZES, **HEADS}, "Llama"),
+    "Mistral": ({**SIZES, **HEADS, "num_key_value_heads": 3}, "Llama"),
+    "Qwen3": ({**SIZES, **HEADS, "num_key_value_heads": 3, "head_dim": 10}, "Llama"),
+    "ViT": ({**SIZES, **HEADS}, "ViT"),
+    "T5": ({"d_model": D_MODEL, "d_kv": 7, "num_layers": 2, "num_heads": 3, "d_ff": 20}, "T5"),
 }
-MODELS: dict[str, tuple[str, dict[str, Any], str]] = {
-    "bert": ("Bert", {**SIZES, **HEADS, "max_position_embeddings": 19}, "BERT"),
-    "roberta": ("Roberta", {**SIZES, **HEADS, "max_position_embeddings": 19}, "BERT"),
-    "distilbert": (
-        "DistilBert",
-        {
-            "dim": D_MODEL,
-            "n_layers": 2,
-            "n_heads": 3,
-            "hidden_dim": 20,
-            "vocab_size": V,
-            "max_position_embeddings": 19,
-        },
-        "DistilBERT",
-    ),
-    "gpt2": ("GPT2", GPT, "GPT-2"),
-    "gptj": ("GPTJ", {**GPT, "rotary_dim": 4}, "GPT-J"),
-    "gpt_neox": ("GPTNeoX", {**SIZES, **HEADS, "hidden_size": 48}, "GPT-NeoX"),
-    "bloom": ("Bloom", {"hidden_size": D_MODEL, "n_layer": 2, "n_head": 3, "vocab_size": V}, "BLOOM"),
-    "llama": ("Llama", {**SIZES, **GROUPED, "rope_parameters": LLAMA3}, "Llama"),
-    "mistral": ("Mistral", {**SIZES, **GROUPED}, "Llama"),
-    "qwen2": ("Qwen2", {**SIZES, **GROUPED}, "Llama"),
-    "qwen3": ("Qwen3", {**SIZES, **GROUPED, "head_dim": 10}, "Llama"),
-    "vit": ("ViT", {**SIZES, **HEADS, "image_size": 8, "patch_size": 4}, "ViT"),
-    "t5": (
-        "T5Encoder",
-        {"d_model": D_MODEL, "d_kv": 7, "num_layers": 2, "num_heads": 3, "d_ff": 20, "vocab_size": V},
-        "T5",
-    ),
-}  # fmt: skip
 
 
-@pytest.fixture(scope="module", params=MODELS)
-def checkpoint(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """(name, folder, attention of each layer, its inputs, layout, the model in float64)."""
+@pytest.mark.parametrize("name", MODELS)
+def test_a_model_of_transformers_is_named(name: str) -> None:
     import transformers
 
-    name = request.param
-    kind, options, layout = MODELS[name]
-    options = {key: value for key, value in options.items() if key != "vocab_size" or kind != "ViT"}
-    config = getattr(transformers, f"{kind.removesuffix('Encoder')}Config")(
-        **options, attn_implementation="eager"
-    )
-    model = stirred(getattr(transformers, f"{kind}Model")(config))
-    folder = tmp_path_factory.mktemp(name)
-    model.save_pretrained(folder)
-    model.double()
-    given = {"pixel_values": random(BATCH, 3, 8, 8)} if name == "vit" else {"input_ids": IDS}
-    with torch.no_grad():
-        out = model(**given, output_attentions=True, output_hidden_states=True)
-    return name, folder, out.attentions, out.hidden_states, layout, model
-
-
-def causal(weights: Weights, batch: Batch) -> list[masks.Rule]:
-    return [masks.rule("causal", batch, batch)] if weights.is_causal else []
-
-
-@pytest.mark.parametrize("number", [0, 1])
-def test_a_layer_on_its_own_hidden_states(checkpoint: Any, number: int) -> None:
-    name, folder, attention, hidden, layout, _ = checkpoint
-    places = [found.place for found in find_layers(list(open_weight_file(folder).entries))]
-    assert len(places) == 2
-    weights = opened(folder, prefix=places[number], dtype="float64")
-    assert (weights.layout, weights.number) == (layout, number)
-    assert weights.is_causal == (name not in ("bert", "roberta", "distilbert", "vit", "t5"))
-    batch = batch_of(BATCH, hidden[number].shape[1])
-    run = from_weights(weights, batch, None, causal(weights, batch), (), Inputs(hidden[number]))
-    close(run.result.attention[0], attention[number], 1e-6)
-    assert weights.config.seed == 0
-    assert "seed" not in run.result.config
-
-
-def test_the_first_layer_from_tokens(checkpoint: Any) -> None:
-    name, folder, attention, _, _, _ = checkpoint
-    first = find_layers(list(open_weight_file(folder).entries))[0].place
-    weights = opened(folder, prefix=first, dtype="float64")
-    if name == "vit":
-        assert weights.table == {}
-        return
-    batch = batch_of(IDS)
-    run = from_weights(weights, batch, None, causal(weights, batch))
-    close(run.result.attention[0], attention[0], 1e-6)
-
-
-def test_a_text_beyond_the_table_of_positions(checkpoint: Any) -> None:
-    name, folder, _, _, _, _ = checkpoint
-    first = find_layers(list(open_weight_file(folder).entries))[0].place
-    weights = opened(folder, prefix=first)
-    batch = batch_of(torch.arange(20)[None])
-    if "places" not in weights.table:
-        assert name not in ("bert", "roberta", "distilbert", "gpt2")
-        return
-    rows = 17 if name == "roberta" else 19  # its first two rows are no positions
+    options, layout = MODELS[name]
+    config = getattr(transformers, f"{name}Config")(**options)
+    with torch.device("meta"):
+        state = getattr(transformers, f"{name}Model")(config).state_dict()
     with pytest.raises(InputError) as caught:
-        from_weights(weights, batch)
+        torch.save({k: torch.empty(t.shape) for k, t in state.items()}, Path("a.pt"))
+        opened(Path("a.pt"), prefix="h.0" if name == "GPT2" else None, n_heads=3)
     assert str(caught.value) == (
-        f"{weights.file.shown} has a table of {rows} positions; 20 tokens are more"
+        f"a.pt has the layout of {layout} in transformers, which --weights does not read; "
+        "--model FOLDER runs it, with the config.json beside it"
     )
 
 
-def test_a_state_dict_has_the_names_of_the_running_model(checkpoint: Any) -> None:
-    _, folder, attention, hidden, layout, model = checkpoint
-    torch.save({"model": model.state_dict()}, Path("a.pt"))
-    (Path("config.json")).write_text((folder / "config.json").read_text())
-    places = [found.place for found in find_layers(list(open_weight_file(Path("a.pt")).entries))]
-    weights = opened(Path("a.pt"), prefix=places[1])
-    assert (weights.layout, weights.config.dtype) == (layout, "float64")
-    batch = batch_of(BATCH, hidden[1].shape[1])
-    run = from_weights(weights, batch, None, causal(weights, batch), (), Inputs(hidden[1]))
-    close(run.result.attention[0], attention[1], 1e-6)
-
-
-def test_the_steps_at_any_size_are_those_of_the_run(checkpoint: Any) -> None:
-    _, folder, _, hidden, _, _ = checkpoint
-    first = find_layers(list(open_weight_file(folder).entries))[0].place
-    weights = opened(folder, prefix=first)
-    batch = batch_of(BATCH, hidden[0].shape[1])
-    rules = [masks.rule("causal", batch, batch)]
-    run = from_weights(weights, batch, None, rules, (), Inputs(hidden[0].float()))
-    steps, sizes = steps_of(weights, {"B": BATCH, "Tq": batch.width}, 1, embeds=False)
-    assert steps == run.steps
-    assert sizes["Tk"] == batch.width
-
-
-def test_the_attention_alone_takes_its_input_as_normed() -> None:
-    from transformers import LlamaConfig
-    from transformers.models.llama.modeling_llama import LlamaAttention, LlamaRotaryEmbedding
-
-    config = LlamaConfig(**SIZES, **GROUPED, attn_implementation="eager")
-    module = stirred(LlamaAttention(config, 0)).double()
-    save_file({f"mine.{k}": v for k, v in module.state_dict().items()}, Path("a.safetensors"))
-    weights = opened(Path("a.safetensors"), n_heads=6)
-    assert (weights.config.n_kv_heads, weights.config.variant.norm) == (2, "none")
-    assert weights.notices == (
-        "the file has no norm before the attention: the input is taken as normed",
-        "no config.json beside the weights: rotary base 10000 and eps 1e-06 are taken",
-    )
-    x, places = random(BATCH, TQ, D_MODEL), torch.arange(TQ)[None]
-    with torch.no_grad():
-        output, theirs = module(x, LlamaRotaryEmbedding(config)(x, places), None)
-    run = from_weights(weights, batch_of(BATCH, TQ), None, [], ["projected"], Inputs(x))
-    close(run.result.attention[0], theirs, 1e-6)
-    close(run.result.kept["projected"][0], output, 1e-6)
-
-
-def test_the_decoder_of_t5() -> None:
-    from transformers import T5Config, T5Model
-
-    options = MODELS["t5"][1] | {"num_decoder_layers": 2}
-    model = stirred(T5Model(T5Config(**options, attn_implementation="eager")))
-    model.save_pretrained(Path())
-    model.double()
-    with torch.no_grad():
-        out = model(
-            input_ids=IDS,
-            decoder_input_ids=IDS[:, :TQ],
-            output_attentions=True,
-            output_hidden_states=True,
-        )
-    decoder = opened(Path(), prefix="decoder.block.1.layer.0", dtype="float64")
-    batch = batch_of(BATCH, TQ)
-    assert decoder.is_causal
-    state = Inputs(out.decoder_hidden_states[1])
-    run = from_weights(decoder, batch, None, causal(decoder, batch), (), state)
-    close(run.result.attention[0], out.decoder_attentions[1], 1e-6)
-    crossing = opened(Path(), prefix="decoder.block.0.layer.1", dtype="float64")
-    assert (crossing.layout, crossing.is_causal) == ("T5, cross attention", False)
-    first = opened(Path(), prefix="decoder.block.0.layer.0", dtype="float64")
-    start = Inputs(out.decoder_hidden_states[0])
-    after = from_weights(first, batch, None, causal(first, batch), ["residual"], start)
-    x = torch.from_numpy(after.result.kept["residual"][0])
-    memory = Inputs(x, out.encoder_last_hidden_state)
-    run = from_weights(crossing, batch, batch_of(BATCH, 11), [], (), memory)
-    close(run.result.attention[0], out.cross_attentions[0], 1e-6)
-
-
-def test_what_a_config_beside_says_that_is_not_done() -> None:
-    from transformers import GPT2Config, GPT2Model
-
-    GPT2Model(GPT2Config(**GPT)).save_pretrained(Path())
-    place = Path("config.json")
-    config = json.loads(place.read_text())
-    shown = "model.safetensors"
-    for change, message in (
-        (
-            {"scale_attn_by_inverse_layer_idx": True},
-            f"{shown}: config.json divides scores by the layer's number as well, which --weights "
-            "does not do; --model runs it",
-        ),
-        (
-            {"model_type": "gpt\nx"},
-            f"{shown} has the names of GPT-2's layout, but the config.json beside it says "
-            "model_type gpt\\nx, whose attention may differ; --model runs it",
-        ),
-    ):
-        place.write_text(json.dumps({**config, **change}))
-        with pytest.raises(InputError) as caught:
-            opened(Path(), prefix="h.0")
-        assert str(caught.value) == message
-    for value in (float("inf"), float("nan"), 10**40):
-        place.write_text(json.dumps({**config, "layer_norm_epsilon": value}))
-        with pytest.raises(
-            InputError, match=r"config\.json has layer_norm_epsilon .*, which is no"
-        ):
-            opened(Path(), prefix="h.0")
-    place.write_text(json.dumps({**config, "scale_attn_weights": False}))
-    assert not opened(Path(), prefix="h.0").config.variant.scaled
+def test_the_config_of_ones_own_checkpoint() -> None:
+    state = {f"{n}.weight": random(12, 12) for n in ("attn.c_attn", "attn.c_proj", "ln_1")}
+    state |= {"attn.c_attn.weight": random(36, 12), "ln_1.weight": random(12)}
+    torch.save(state, Path("a.pt"))
+    Path("config.json").write_text('{"n_head": 3, "layer_norm_epsilon": 0.25}')
+    config = opened(Path("a.pt")).config
+    assert (config.n_heads, config.variant.eps) == (3, 0.25)
+    for value in (float("inf"), float("nan"), 10**40, -1):
+        Path("config.json").write_text(json.dumps({"n_head": 3, "layer_norm_epsilon": value}))
+        with pytest.raises(InputError, match=r"config\.json has layer_norm_epsilon .*; a number"):
+            opened(Path("a.pt"))
 
 
 # ── the seed's layer ─────────────────────────────────────────────────────────────────────────
@@ -451,8 +278,8 @@ def test_names_that_people_give_the_four_matrices(names: tuple[str, ...], place:
         torch.save(state, Path("a.pt"))
     weights = opened(Path("a.pt"), n_heads=3)
     assert weights.notices == (
-        f"{' '.join(names)} are names that tell nothing of norms, positions or masks: none of them "
-        "is applied but what flags say",
+        f"the names {' '.join(names)} show nothing about norms, positions or masks: attnviz applies "
+        "only those that flags give",
     )
     x = random(BATCH, TQ, D_MODEL, seed=20)
     run = from_weights(weights, batch_of(BATCH, TQ), None, [], ["projected"], Inputs(x))
@@ -473,26 +300,61 @@ def test_plain_names_of_a_model_that_is_known_by_name() -> None:
         opened(Path("model.safetensors"))
 
 
-def test_nanogpts_matrices_are_those_of_linear() -> None:
-    """The names are GPT-2's, whose matrices are transposed; the shape tells which it is."""
+ATTENTION_AND_NORM = {
+    "nanoGPT": ("transformer.h.0.", "attn.c_attn", "attn.c_proj", "ln_1", 1e-5),
+    "nanoGPT, attention alone": ("", "c_attn", "c_proj", None, 1e-5),
+    "timm ViT": ("blocks.3.", "attn.qkv", "attn.proj", "norm1", 1e-6),
+    "qkv proj": ("blocks.3.attn.", "qkv", "proj", None, 1e-6),
+}
+
+
+@pytest.mark.parametrize("layout", ATTENTION_AND_NORM)
+def test_q_k_and_v_from_one_matrix(layout: str) -> None:
+    place, fused, out, norm, eps = ATTENTION_AND_NORM[layout]
     attention, projection = random(3 * D_MODEL, D_MODEL) / 5, random(D_MODEL, D_MODEL) / 5
-    norm = random(D_MODEL, seed=1)
-    state = {
-        "transformer.h.0.attn.c_attn.weight": attention,
-        "transformer.h.0.attn.c_proj.weight": projection,
-        "transformer.h.0.attn.bias": torch.ones(1, 1, 9, 9),
-        "transformer.h.0.ln_1.weight": norm,
-    }
+    scale = random(D_MODEL, seed=1)
+    state = {f"{place}{fused}.weight": attention, f"{place}{out}.weight": projection}
+    if norm is not None:
+        state[f"{place}{norm}.weight"] = scale
     torch.save({"model": state, "model_args": {"n_head": 3}}, Path("ckpt.pt"))
     weights = opened(Path("ckpt.pt"), n_heads=3)
-    assert (weights.layout, weights.is_causal, weights.config.d_model) == ("nanoGPT", True, D_MODEL)
+    assert weights.layout == layout.partition(",")[0]
+    assert weights.is_causal is layout.startswith("nanoGPT")
     x, none = random(BATCH, TQ, D_MODEL, seed=20), torch.zeros(D_MODEL, dtype=torch.float64)
     run = from_weights(weights, batch_of(BATCH, TQ), None, [], ["projected"], Inputs(x))
-    normed = nn.functional.layer_norm(x, (D_MODEL,), norm)
+    normed = x if norm is None else nn.functional.layer_norm(x, (D_MODEL,), scale, eps=eps)
     matrices = [(part, none) for part in (*attention.chunk(3), projection)]
     theirs, output = plain_attention(normed, matrices, 3)
     close(run.result.attention[0], theirs, 1e-12)
     close(run.result.kept["projected"][0], output, 1e-12)
+    steps, sizes = steps_of(weights, {"B": BATCH, "Tq": TQ}, 0, embeds=False)
+    assert steps == run.steps
+    assert sizes["Tk"] == TQ
+
+
+def test_tokens_of_nanogpt_and_a_text_beyond_its_table_of_positions() -> None:
+    wte, wpe, norm = random(V, D_MODEL), random(19, D_MODEL, seed=1), random(D_MODEL, seed=2)
+    attention = random(3 * D_MODEL, D_MODEL, seed=3) / 5
+    state = {
+        "transformer.wte.weight": wte,
+        "transformer.wpe.weight": wpe,
+        "transformer.h.0.attn.c_attn.weight": attention,
+        "transformer.h.0.attn.c_proj.weight": random(D_MODEL, D_MODEL),
+        "transformer.h.0.attn.bias": torch.ones(1, 1, 9, 9),
+        "transformer.h.0.ln_1.weight": norm,
+    }
+    torch.save(state, Path("ckpt.pt"))
+    weights = opened(Path("ckpt.pt"), n_heads=3)
+    run = from_weights(weights, batch_of(IDS))
+    normed = nn.functional.layer_norm(wte[IDS] + wpe[: IDS.shape[1]], (D_MODEL,), norm)
+    none = torch.zeros(D_MODEL, dtype=torch.float64)
+    theirs, _ = plain_attention(
+        normed, [(m, none) for m in (*attention.chunk(3), wte.T[:, :24])], 3
+    )
+    close(run.result.attention[0], theirs, 1e-12)
+    with pytest.raises(InputError) as caught:
+        from_weights(weights, batch_of(torch.arange(20)[None]))
+    assert str(caught.value) == "ckpt.pt has a table of 19 positions; 20 tokens are more"
 
 
 def test_llama_as_meta_saved_it() -> None:
@@ -705,9 +567,9 @@ def said(act: Callable[[], object], path: Path) -> str:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"W_V.weight": None, "W_V.bias": None}, "FILE is in no layout that is known; the nearest is that of W_Q W_K W_V: missing W_V.weight"),
-        ({"W_X.weight": random(3)}, "FILE is in no layout that is known; the nearest is that of W_Q W_K W_V: unexpected W_X.weight"),
-        ({"W_V.weight": None, "W_W.weight": random(33, 17)}, "FILE is in no layout that is known; the nearest is that of W_Q W_K W_V: missing W_V.weight; unexpected W_W.weight"),
+        ({"W_V.weight": None, "W_V.bias": None}, "FILE has no known layout; the nearest is that of W_Q W_K W_V: missing W_V.weight"),
+        ({"W_X.weight": random(3)}, "FILE has no known layout; the nearest is that of W_Q W_K W_V: unexpected W_X.weight"),
+        ({"W_V.weight": None, "W_W.weight": random(33, 17)}, "FILE has no known layout; the nearest is that of W_Q W_K W_V: missing W_V.weight; unexpected W_W.weight"),
         ({"W_Q.weight": random(24)}, "FILE: W_Q.weight has shape [24]; a matrix is expected"),
         ({"W_Q.weight": random(25, 17)}, "FILE: W_Q gives 25 numbers, which 3 heads (--n-heads) do not divide: 25 = 3·8 + 1"),
         ({"W_K.weight": random(20, 17)}, "FILE: with 3 heads, d_k is 8, which does not divide the 20 numbers that W_K gives"),
@@ -750,15 +612,13 @@ def test_names_of_no_layout() -> None:
     path = Path("a.safetensors")
     save_file({"query_proj.weight": random(3), "key_proj.weight": random(3)}, path)
     assert said(lambda: opened(path), path).startswith(
-        "FILE is in no layout that is known; the nearest is that of "
+        "FILE has no known layout; the nearest is that of "
     )
     assert said(lambda: opened(path), path).endswith(
         "; the file has key_proj.weight, query_proj.weight"
     )
     save_file({}, path)
-    assert said(lambda: opened(path), path) == (
-        "FILE is in no layout that is known; it holds no tensors"
-    )
+    assert said(lambda: opened(path), path) == ("FILE has no known layout; it holds no tensors")
 
 
 @pytest.mark.parametrize(

@@ -9,11 +9,12 @@ import numpy as np
 import pytest
 
 from attnviz.render import fonts
+from attnviz.render.drawing import Drawing, Text
+from attnviz.render.figure_options import FigureOptions
 from attnviz.render.fonts import BASE, INSTALL, MISSING, Fonts
 from attnviz.render.labels import is_upright, label, prose
-from attnviz.render.look import Look
+from attnviz.render.palette import tone_index
 from attnviz.render.raster import draw_simple, rasterize
-from attnviz.render.sheet import Sheet, Text, tone_index
 from attnviz.render.vector import pdf, svg
 
 SCRIPTS = {
@@ -57,7 +58,7 @@ def no_fonts(monkeypatch: pytest.MonkeyPatch) -> None:
 def drawn(text: str, turn: int = 0, tone: float = 1.0) -> tuple[np.ndarray, Fonts]:
     """The ink of a text in the middle of a blank sheet, cut to what is inked."""
     found = Fonts([text])
-    sheet = Sheet(Look(), found, "", "", 200, 200)
+    sheet = Drawing(FigureOptions(), found, "", "", 200, 200)
     sheet.texts.append(Text(100, 100, text, 20, tone, anchor="middle", turn=turn))
     with warnings.catch_warnings():
         warnings.simplefilter("error")  # matplotlib warns of a glyph that it has not
@@ -72,7 +73,7 @@ def drawn(text: str, turn: int = 0, tone: float = 1.0) -> tuple[np.ndarray, Font
 def test_each_script_is_drawn_without_a_box(script: str) -> None:
     text = SCRIPTS[script]
     ink, found = drawn(text)
-    assert found.notices == []
+    assert found.notes == []
     assert found.drawable(text) == text
     box, _ = drawn(MISSING)
     assert ink.shape != box.shape or (ink != box).any()
@@ -107,11 +108,11 @@ def test_arabic_is_joined_and_runs_from_the_right() -> None:
 
 
 @pytest.mark.usefixtures("no_fonts")
-def test_missing_glyphs_make_one_notice_and_boxes() -> None:
+def test_missing_glyphs_make_one_note_and_boxes() -> None:
     found = Fonts(["नमस्ते", "猫", "cat", "שלום"])
-    assert len(found.notices) == 1
-    assert "猫 (U+732B)" in found.notices[0]
-    assert INSTALL in found.notices[0]
+    assert len(found.notes) == 1
+    assert "猫 (U+732B)" in found.notes[0]
+    assert INSTALL in found.notes[0]
     assert found.drawable("a猫") == f"a{MISSING}"
     assert found.drawable("cat") == "cat"
     assert found.families("猫") == (BASE,)
@@ -122,15 +123,13 @@ def test_missing_glyphs_make_one_notice_and_boxes() -> None:
 
 @pytest.mark.usefixtures("no_fonts")
 def test_many_missing_glyphs_are_counted() -> None:
-    assert (
-        " and 12 more: drawn as □" in Fonts(["".join(map(chr, range(0x4E00, 0x4E14)))]).notices[0]
-    )
+    assert " and 12 more: drawn as □" in Fonts(["".join(map(chr, range(0x4E00, 0x4E14)))]).notes[0]
 
 
 @pytest.mark.usefixtures("no_fonts")
 def test_vector_files_survive_missing_glyphs() -> None:
     found = Fonts(["猫"])
-    sheet = Sheet(Look(), found, "t", "d", 100, 100, [Text(50, 50, "猫", 10)])
+    sheet = Drawing(FigureOptions(), found, "t", "d", 100, 100, [Text(50, 50, "猫", 10)])
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert "猫" in svg(sheet).decode()  # the reader's fonts may have it
@@ -235,7 +234,7 @@ def test_what_looks_like_mathematics_is_text(text: str) -> None:
 
 @pytest.mark.parametrize("anchor", ["start", "middle", "end"])
 def test_anchors(anchor: str) -> None:
-    sheet = Sheet(Look(dpi=72), Fonts([]), "", "", 200, 100)
+    sheet = Drawing(FigureOptions(dpi=72), Fonts([]), "", "", 200, 100)
     sheet.texts.append(Text(100, 50, "HHHH", 10, anchor=anchor))
     inked = np.argwhere(rasterize(sheet) > tone_index(0))[:, 1]
     middle = {"start": 116, "middle": 100, "end": 84}[anchor]
@@ -250,7 +249,7 @@ def test_text_that_falls_off_the_page_is_cut() -> None:
 
 
 def test_long_prose_is_wrapped() -> None:
-    sheet = Sheet(Look(), Fonts([]), "", "")
+    sheet = Drawing(FigureOptions(), Fonts([]), "", "")
     lines = sheet.wrapped("one two three four five", 10, 60)
     assert " ".join(lines) == "one two three four five"
     assert len(lines) > 1
@@ -296,23 +295,19 @@ def test_one_wide_character_stays_upright() -> None:
 
 
 def test_wide_letters_lose_more_of_their_middle() -> None:
-    from test_heatmap import run, subject
+    from test_attention_pictures import overview_of, run
 
-    from attnviz.render.overview import overview_sheet
-
-    names = [t.text for t in overview_sheet(subject(run(("W" * 14, "i" * 14)))).texts]
+    names = [t.text for t in overview_of(run(("W" * 14, "i" * 14))).texts]
     assert "i" * 14 in names
     assert "W" * 14 not in names
     assert any(name.startswith("WW") and "…" in name for name in names)
 
 
 def test_upright_labels_on_a_picture() -> None:
-    from test_heatmap import run, subject
-
-    from attnviz.render.head_page import HeadPages
+    from test_attention_pictures import picture_of, run
 
     tokens = ("猫", "a rather long word", "x")
-    page = HeadPages(subject(run(tokens * 4))).sheet(0, 0)
+    page = picture_of(run(tokens * 4))
     below = [t for t in page.texts if t.anchor in ("middle", "end")]
     assert {t.turn for t in below if t.text == "猫"} == {0}
     assert 90 in {t.turn for t in below if t.text == "x"}

@@ -538,20 +538,3 @@ def test_markdown_is_a_table_of_the_same_cells() -> None:
     assert set(cells_[1]) == {"---", "---:"}
     assert len(lines) == 2 + len(tables.rows_of(steps_at()))
     assert cells_[5][2:5] == ["q,k,v_projected", "2×12×512", "B Tq H·d_k"]
-
-
-def test_mermaid_has_a_box_for_each_step_and_an_arrow_for_each_read() -> None:
-    steps = steps_at()
-    text = tables.trace_as_mermaid(steps)
-    assert text.startswith("flowchart TD\n")
-    boxes = re.findall(r'^    s(\d+)\["(\d+) (\w+)<br/>', text, re.MULTILINE)
-    assert [(a, name) for a, b, name in sorted(boxes, key=lambda box: int(box[0])) if a == b] == [
-        (str(i), step.name) for i, step in enumerate(steps, 1)
-    ]
-    arrows = {tuple(map(int, pair)) for pair in re.findall(r"s(\d+) --> s(\d+)", text)}
-    names = [step.name for step in steps]
-    products = names.index("products") + 1
-    assert {a for a, b in arrows if b == products} == {names.index("q") + 1, names.index("k") + 1}
-    assert {a for a, b in arrows if b == len(steps)} == {len(steps) - 1}
-    residual = names.index("residual") + 1
-    assert {names[a - 1] for a, b in arrows if b == residual} == {"projected", "query_input"}

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from attnviz.checks.examine import examine
-from attnviz.checks.finding import Finding, InHead, Place, Report
+from attnviz.checks.findings import report_on
+from attnviz.checks.report import Finding, InHead, Place, Report
 from attnviz.errors import ConfigError
 
 __all__ = ["Finding", "InHead", "Place", "Report", "assert_attention", "check"]
@@ -55,27 +55,27 @@ def check(
         InputError: sizes that do not fit each other, or other numbers than floats.
         ConfigError: arguments that do not go together.
     """
-    from attnviz.checks.given import lengths_of, make_subject
-    from attnviz.checks.recompute import read_given
-    from attnviz.checks.told import mask_settings, with_masks
+    from attnviz.checks.expected_masks import mask_settings, with_masks
+    from attnviz.checks.reading_weights import lengths_of, make_subject
+    from attnviz.checks.recomputed_weights import read_tensors
 
     if padding_mask is not None and lengths is not None:
         raise ConfigError("lengths and padding_mask both tell the padding; give one of them")
     if tolerance is not None and not 0 <= tolerance < 1:
         raise ConfigError(f"tolerance is {tolerance}; 0 to below 1 is expected")
-    subject = make_subject(weights, axes, lengths, key_lengths, pad_side, tokens, key_tokens)
+    checked = make_subject(weights, axes, lengths, key_lengths, pad_side, tokens, key_tokens)
     if padding_mask is not None:
-        _, batch, _, queries, keys = subject.shape
+        _, batch, _, queries, keys = checked.shape
         of_keys, side = lengths_of(padding_mask, batch, keys)
         of_queries = of_keys if queries == keys and lengths is None else lengths
-        subject = make_subject(weights, axes, of_queries, of_keys, side, tokens, key_tokens)
-    subject = with_masks(subject, mask_settings(masks, mask, mask_name))
-    given = None
+        checked = make_subject(weights, axes, of_queries, of_keys, side, tokens, key_tokens)
+    checked = with_masks(checked, mask_settings(masks, mask, mask_name))
+    tensors = None
     if expect is not None or context is not None:
-        given = read_given(subject, expect, context, positions)
+        tensors = read_tensors(checked, expect, context, positions)
     elif positions != "none":
         raise ConfigError("positions goes with expect: it tells what to do with q and k")
-    return examine(subject, given, sinks, tolerance)
+    return report_on(checked, tensors, sinks, tolerance)
 
 
 def assert_attention(weights: Any, **expected: Any) -> None:

@@ -16,6 +16,9 @@ ROUNDOFF = {
 }
 """u, half the distance from 1 to the next larger number: what rounding to a form may change."""
 
+NEGLIGIBLE = 2.0**-126
+"""The smallest normal number of float32 and bfloat16: a weight below it changes no sum."""
+
 _WORD = {"float32": np.uint32, "float64": np.uint64}
 
 _LOW_BITS = {

@@ -13,8 +13,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from attnviz.checks.checked_weights import Cells, CheckedWeights
+from attnviz.checks.dropout import DropoutSums
 from attnviz.checks.precision import ROUNDOFF, precision_of, row_tolerance
-from attnviz.checks.subject import Mask, Subject
 
 BLOCK = 2**20
 """Weights that are in work at once: 4 MiB as float32."""
@@ -45,7 +46,7 @@ class Tally:
     def __bool__(self) -> bool:
         return bool(self.count.any())
 
-    def add(self, block: Block, seen: Mask, size: Array, value: Array) -> None:
+    def add(self, block: Block, seen: Cells, size: Array, value: Array) -> None:
         """Count `seen` of a block, bool `[h q]` or `[h q k]`; `size` says which is worst."""
         n = seen.reshape(len(seen), -1).sum(1)
         for i in np.flatnonzero(n):
@@ -71,43 +72,8 @@ class Block:
     rows: slice
 
 
-MOST_SUMS = 4096
-
-
 @dataclass
-class DropoutSums:
-    """What tells dropout from a mistake: zeros among the allowed cells, and how rows add up."""
-
-    cells: int = 0
-    zeros: int = 0
-    rows: int = 0
-    total: float = 0.0
-    squares: float = 0.0
-    largest: float = 0.0
-    whole: list[float] = field(default_factory=list)
-    """Sums of rows without a zero, `MOST_SUMS` at most: 1/(1-p) where dropout took p."""
-
-    shared: int = 0
-    """Of the zeros, those of cells that are zero in all heads alike: a pattern is no dropout."""
-
-    def add(self, row_sums: Floats, used: Mask, may: Mask, counts: Mask) -> None:
-        """Rows that count, `[h q]`, of a block `[h q k]`: what has weight, and what may have."""
-        if len(used) > 1:
-            alike = np.asarray(may.any(0)) & ~used.any(0) & np.asarray(counts.all(0))[:, None]
-            self.shared += int(alike.sum()) * len(used)
-        zeros, cells = (may & ~used).sum(-1)[counts], may.sum(-1)[counts]
-        sums = row_sums[counts]
-        self.cells += int(cells.sum())
-        self.zeros += int(zeros.sum())
-        self.rows += len(sums)
-        self.total += float(sums.sum())
-        self.squares += float((sums**2).sum())
-        self.largest = max(self.largest, float(sums.max(initial=0)))
-        self.whole += sums[zeros == 0][: MOST_SUMS - len(self.whole)].tolist()
-
-
-@dataclass
-class Evidence:
+class ScanCounts:
     """What a scan saw, for each layer and head."""
 
     finite: Tally
@@ -121,9 +87,9 @@ class Evidence:
     trap: Tally
     """Rows that may see nothing, and have weights."""
     flat: Tally
-    """Rows that are exactly uniform over all keys, where no mask is told."""
+    """Rows that are exactly uniform over all keys, where no mask is expected."""
     leaks: list[Tally]
-    """For each mask that was told."""
+    """For each mask that is expected."""
     uniform: npt.NDArray[np.int64]
     """`[L H]`: rows that are uniform over two keys or more."""
     choices: npt.NDArray[np.int64]
@@ -136,10 +102,10 @@ class Evidence:
     fingerprint: Floats
     """`[L H]`: equal heads have equal ones."""
     dropout: list[DropoutSums]
-    """For each layer, of the cells that are allowed, all where no mask is told."""
+    """For each layer, of the cells that are allowed, all where no mask is expected."""
     dropout_in_use: list[DropoutSums]
-    """The same of the cells that some head gives weight, where no mask is told."""
-    support: dict[tuple[int, int], Mask] = field(default_factory=dict)
+    """The same of the cells that some head gives weight, where no mask is expected."""
+    support: dict[tuple[int, int], Cells] = field(default_factory=dict)
     """`[Tq Tk]` of (layer, sequence): cells that some head gives weight."""
     precision: set[str] = field(default_factory=set)
     tolerance: float = 0.0
@@ -150,14 +116,14 @@ LARGEST_SUPPORT = 2**26
 layers, as many as that is enough for."""
 
 
-def scan(subject: Subject, tolerance: float | None, sinks: bool) -> Evidence:
+def scan(checked: CheckedWeights, tolerance: float | None, sinks: bool) -> ScanCounts:
     """Go through all weights once. `tolerance` is for sums of rows; None: what the dtype allows.
 
     With `sinks`, a row may sum to less than 1.
     """
-    layers, batch, heads, queries, keys = subject.shape
+    layers, batch, heads, queries, keys = checked.shape
     shape = (layers, heads)
-    seen = Evidence(
+    seen = ScanCounts(
         finite=Tally(*shape),
         negative=Tally(*shape),
         rows=Tally(*shape),
@@ -165,7 +131,7 @@ def scan(subject: Subject, tolerance: float | None, sinks: bool) -> Evidence:
         blind=Tally(*shape),
         trap=Tally(*shape),
         flat=Tally(*shape),
-        leaks=[Tally(*shape) for _ in subject.told],
+        leaks=[Tally(*shape) for _ in checked.expected],
         uniform=np.zeros(shape, dtype=np.int64),
         choices=np.zeros(shape, dtype=np.int64),
         sunk=np.zeros(shape, dtype=np.int64),
@@ -180,18 +146,18 @@ def scan(subject: Subject, tolerance: float | None, sinks: bool) -> Evidence:
             seen.support[layer, sequence] = np.zeros((queries, keys), dtype=bool)
     columns = np.zeros((heads, keys))
     chosen = np.zeros(heads, dtype=np.int64)
-    for block in blocks(subject):
+    for block in blocks(checked):
         if block.rows.start == 0:
             columns[block.heads] = chosen[block.heads] = 0
-        _look(subject, block, seen, columns, chosen, tolerance, sinks)
+        _look(checked, block, seen, columns, chosen, tolerance, sinks)
         if block.rows.stop == queries:
             _look_for_sinks(block, seen, columns, chosen)
     return seen
 
 
-def blocks(subject: Subject) -> Iterator[Block]:
+def blocks(checked: CheckedWeights) -> Iterator[Block]:
     """All blocks in order; the rows of one head follow each other."""
-    layers, batch, heads, queries, keys = subject.shape
+    layers, batch, heads, queries, keys = checked.shape
     n_heads = min(max(BLOCK // (queries * keys), 1), heads)
     n_rows = min(max(BLOCK // keys, 1), queries)
     for layer in range(layers):
@@ -207,17 +173,17 @@ def blocks(subject: Subject) -> Iterator[Block]:
 
 
 def _look(
-    subject: Subject,
+    checked: CheckedWeights,
     block: Block,
-    seen: Evidence,
+    seen: ScanCounts,
     columns: Floats,
     chosen: npt.NDArray[np.int64],
     tolerance: float | None,
     sinks: bool,
 ) -> None:
-    weights = subject.layers[block.layer][block.sequence, block.heads, block.rows]  # h q k
-    real = subject.query_valid[block.sequence, block.rows]  # q
-    allowed = subject.allowed(block.layer, block.sequence, block.rows)  # 1|h q k
+    weights = checked.layers[block.layer][block.sequence, block.heads, block.rows]  # h q k
+    real = checked.query_valid[block.sequence, block.rows]  # q
+    allowed = checked.allowed(block.layer, block.sequence, block.rows)  # 1|h q k
     if allowed is not None and len(allowed) > 1:
         allowed = allowed[block.heads]
     n_keys = weights.shape[-1]
@@ -245,8 +211,8 @@ def _look(
         seen.trap.add(block, trapped, top, top)
         may_leak = (counts & (n_allowed > 0))[..., None]
         if (used & ~allowed & may_leak).any():
-            for told, leaks in zip(subject.told, seen.leaks, strict=True):
-                allows = told.allows(block.layer, block.sequence, block.rows)
+            for mask, leaks in zip(checked.expected, seen.leaks, strict=True):
+                allows = mask.allows(block.layer, block.sequence, block.rows)
                 if len(allows) > 1:
                     allows = allows[block.heads]
                 seen_here = used & ~allows & may_leak
@@ -256,7 +222,7 @@ def _look(
         np.logical_or(rows, used.any(0) & real[:, None], out=rows)
 
     sees = counts & (n_allowed > 0)
-    limit = _limit(subject.dtype, weights, sums, sees, tolerance, seen)
+    limit = _limit(checked.dtype, weights, sums, sees, tolerance, seen)
     off = np.abs(sums - 1)
     wrong = sees & ((sums > 1 + limit) if sinks else (off > limit))
     empty = sees & (top == 0) & (low == 0)
@@ -297,9 +263,9 @@ def _limit(
     precision: str,
     weights: Array,
     sums: Floats,
-    sees: Mask,
+    sees: Cells,
     tolerance: float | None,
-    seen: Evidence,
+    seen: ScanCounts,
 ) -> float:
     """How far from 1 a row of this block may be; its precision is looked for only when needed."""
     if tolerance is not None:
@@ -315,7 +281,7 @@ def _limit(
 
 
 def _look_for_sinks(
-    block: Block, seen: Evidence, columns: Floats, chosen: npt.NDArray[np.int64]
+    block: Block, seen: ScanCounts, columns: Floats, chosen: npt.NDArray[np.int64]
 ) -> None:
     """After the last rows of some heads: is nearly all of their weight on one key?"""
     for head in range(block.heads.start, block.heads.stop):

@@ -27,8 +27,8 @@ from attnviz.errors import ConfigError, InputError, OutputError, printable, why_
 from attnviz.masks import notes_on
 
 if TYPE_CHECKING:
-    from attnviz.checks.recompute import Given
-    from attnviz.checks.subject import Subject
+    from attnviz.checks.checked_weights import CheckedWeights
+    from attnviz.checks.recomputed_weights import ComparedTensors
 
 FOUND = 3
 """The exit code where something is wrong."""
@@ -160,18 +160,18 @@ def check(
         opened = _open(file, array, masking)
         given_to = None
         if expect is not None:
-            given_to = _given(opened.subject, expect, context, positions)
+            given_to = _given(opened.checked, expect, context, positions)
 
-        from attnviz.checks.examine import examine
+        from attnviz.checks.findings import report_on
         from attnviz.render import findings as render
 
-        report = examine(opened.subject, given_to, sinks, tolerance)
+        report = report_on(opened.checked, given_to, sinks, tolerance)
         if place is not None:
             xml = render.report_as_junit(report, str(file))
             staging.write([lambda: place.write_text(xml, "utf-8", "xmlcharrefreplace")])
     failed = not report.passed or (strict and report.findings)
     with verdict(FOUND if failed else 0):
-        for notice in (*opened.notices, *report.remarks):
+        for notice in (*opened.notices, *report.notes_on_reading):
             remark(notice)
         if as_json:
             document = render.report_as_json(report, str(file))
@@ -197,14 +197,14 @@ def _xml(junit: Path) -> Path:
 class _Opened:
     """What is checked, told its masks, and remarks about how it was read."""
 
-    subject: Subject
+    checked: CheckedWeights
     notices: Sequence[str]
 
 
 def _open(file: Path, array: ArrayFlags, masking: ObeyedFlags) -> _Opened:
     """The file's weights under the masks that the flags tell."""
-    from attnviz.checks.given import make_subject
-    from attnviz.checks.told import with_masks
+    from attnviz.checks.expected_masks import with_masks
+    from attnviz.checks.reading_weights import make_subject
     from attnviz.result import Attention
     from attnviz.sources.from_arrays import open_attention, refuse_for_saved_run
 
@@ -215,25 +215,25 @@ def _open(file: Path, array: ArrayFlags, masking: ObeyedFlags) -> _Opened:
     if isinstance(found, Attention):
         given = [*array.given, *(["--padding-mask"] if masking.padding_mask else [])]
         refuse_for_saved_run(file, given)
-        subject = make_subject(found)
+        checked = make_subject(found)
     else:
-        subject = _bare(found, array, masking)
+        checked = _bare(found, array, masking)
         notices += found.notices
     settings = masking.settings()
-    subject = with_masks(subject, settings)
-    notices += notes_on(settings, subject.queries, subject.keys)
-    if subject.queries.before is not None and masking.by_position:
+    checked = with_masks(checked, settings)
+    notices += notes_on(settings, checked.queries, checked.keys)
+    if checked.queries.before is not None and masking.by_position:
         notices.append(
-            f"{subject.queries.width} queries stand at the end of {subject.keys.width} keys, as "
+            f"{checked.queries.width} queries stand at the end of {checked.keys.width} keys, as "
             "after a cache"
         )
-    return _Opened(subject, notices)
+    return _Opened(checked, notices)
 
 
-def _bare(found: Any, array: ArrayFlags, masking: ObeyedFlags) -> Subject:
+def _bare(found: Any, array: ArrayFlags, masking: ObeyedFlags) -> CheckedWeights:
     """A bare array, its numbers left on disk as far as they can be."""
-    from attnviz.checks.given import is_bfloat16, lengths_of
-    from attnviz.checks.subject import Bfloat16, Subject
+    from attnviz.checks.checked_weights import Bfloat16, CheckedWeights
+    from attnviz.checks.reading_weights import is_bfloat16, lengths_of
     from attnviz.result import FLOATS
     from attnviz.tokens import after_cache
 
@@ -254,16 +254,18 @@ def _bare(found: Any, array: ArrayFlags, masking: ObeyedFlags) -> Subject:
         layers = list(found.layers)
     else:
         layers = list(found.read(queries, keys, softmax=array.softmax).attention)
-    return Subject(layers, after_cache(queries, keys), keys, named=array.tokens is not None)
+    return CheckedWeights(layers, after_cache(queries, keys), keys, named=array.tokens is not None)
 
 
 def _as_it_is(dtype: Any, floats: Sequence[Any]) -> bool:
     return bool(dtype in floats and dtype.isnative)
 
 
-def _given(subject: Subject, expect: Sequence[Path], context: Path | None, positions: str) -> Given:
+def _given(
+    checked: CheckedWeights, expect: Sequence[Path], context: Path | None, positions: str
+) -> ComparedTensors:
     """q, k and v from their files, and the context."""
-    from attnviz.checks.recompute import read_given
+    from attnviz.checks.recomputed_weights import read_tensors
 
     names = ("q", "k", "v")
     if len(expect) == 1 and expect[0].suffix.lower() == ".npy":
@@ -273,7 +275,7 @@ def _given(subject: Subject, expect: Sequence[Path], context: Path | None, posit
     else:
         tensors = [_tensor(path, None) for path in expect]
     made = None if context is None else _tensor(context, "context" if len(expect) == 1 else None)
-    return read_given(subject, tensors, made, positions)
+    return read_tensors(checked, tensors, made, positions)
 
 
 def _tensor(path: Path, name: str | None) -> Any:

@@ -10,11 +10,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from attnviz.errors import AttnvizError, OutputError, printable
+from attnviz.render.picture_formats import PICTURE_FORMATS
 
-PICTURES = (".png", ".svg", ".pdf")
+PICTURES = PICTURE_FORMATS
 PAGES = (".html",)
 RUNS = (".json", ".npz", ".safetensors")
-FORMS = PICTURES + PAGES + RUNS
 DEFAULT_FOLDER = "attnviz-out"
 
 MACHINE_FAULTS = (
@@ -31,14 +31,15 @@ def kind_of(given: str) -> str:
     """`folder`, or the suffix of a known form. Raises `OutputError` for any other suffix."""
     path = Path(given)
     suffix = path.suffix.lower()
-    if given in ("", "-") or path.name in FORMS:
+    formats = (*PICTURES, *PAGES, *RUNS)
+    if given in ("", "-") or path.name in formats:
         raise OutputError(f"-o '{printable(given)}': a path is expected, out or out.png, say")
-    if not suffix or given.endswith("/") or (path.is_dir() and suffix not in FORMS):
+    if not suffix or given.endswith("/") or (path.is_dir() and suffix not in formats):
         if path.exists() and not path.is_dir():
             raise OutputError(f"-o {printable(path)} is a file; a folder is expected there")
         return "folder"
-    if suffix not in FORMS:
-        known = " ".join(FORMS)
+    if suffix not in formats:
+        known = " ".join(formats)
         raise OutputError(
             f"-o {printable(path)}: unknown suffix {printable(suffix)}; known are {known}, "
             "or a folder (no suffix)"

@@ -18,7 +18,7 @@ from attnviz.cli.files import DEFAULT_FOLDER, kind_of
 from attnviz.config import POSITIONS, AttentionConfig, check_size, choice
 from attnviz.errors import ConfigError, printable
 from attnviz.masks import FILE, MASKS, NUMBER, PADDING, SWITCH, mask_named
-from attnviz.render.look import Look
+from attnviz.render.figure_options import FigureOptions
 
 if TYPE_CHECKING:
     from attnviz.result import Attention
@@ -579,16 +579,18 @@ class ArrayFlags:
 class LookFlags:
     """How pictures look."""
 
-    cmap: Annotated[str, flag("--cmap", panel=LOOK, help="A matplotlib colour map.")] = Look.cmap
+    cmap: Annotated[str, flag("--cmap", panel=LOOK, help="A matplotlib colour map.")] = (
+        FigureOptions.cmap
+    )
     vmax: Annotated[
         float | None,
         optional("--vmax", panel=LOOK, help="The weight that the strongest colour stands for."),
-    ] = Look.vmax
+    ] = FigureOptions.vmax
     annotate: Annotated[
         bool, flag("--annotate", panel=LOOK, help="Write the weights into the cells.")
-    ] = Look.annotate
-    theme: Annotated[str, flag(panel=LOOK, help="light or dark.")] = Look.theme
-    dpi: Annotated[int, flag(panel=LOOK, help="Dots per inch of PNGs.")] = Look.dpi
+    ] = FigureOptions.annotate
+    theme: Annotated[str, flag(panel=LOOK, help="light or dark.")] = FigureOptions.theme
+    dpi: Annotated[int, flag(panel=LOOK, help="Dots per inch of PNGs.")] = FigureOptions.dpi
     decode: Annotated[
         bool,
         flag(
@@ -599,9 +601,9 @@ class LookFlags:
         ),
     ] = False
 
-    def look(self) -> Look:
+    def look(self) -> FigureOptions:
         """The checked look."""
-        return Look(self.cmap, self.vmax, self.annotate, self.theme, self.dpi)
+        return FigureOptions(self.cmap, self.vmax, self.annotate, self.theme, self.dpi)
 
 
 @dataclass(frozen=True)
@@ -847,6 +849,17 @@ def choose(flag: str, wanted: str | None, n: int, what: str) -> list[int]:
             raise ConfigError(f"{flag} {printable(wanted)}: {_there_are(n, what)}")
         chosen.update(dict.fromkeys(range(start, stop + 1)))
     return list(chosen)
+
+
+def choose_layers(wanted: str | None, numbers: Sequence[int]) -> list[int]:
+    """The layers that `--layers` names, out of those that a file has; None means all."""
+    if wanted is None:
+        return list(numbers)
+    chosen = choose("--layers", wanted, max(numbers) + 1, "layers")
+    if not set(chosen) <= set(numbers):
+        known = printable(", ".join(map(str, numbers)))
+        raise ConfigError(f"--layers {printable(wanted)}: the file has layers {known}")
+    return chosen
 
 
 def choose_one(flag: str, wanted: int, n: int, what: str) -> int:

@@ -18,7 +18,7 @@ from attnviz.errors import printable
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from attnviz.render.photo import Photo
+    from attnviz.render.overlay_picture import Photo
     from attnviz.result import Attention
     from attnviz.trace import Step
 
@@ -151,42 +151,39 @@ class Outputs(PlannedFiles["Attention"]):
             result("")
             print_heads(drawn, sequence, console, heads)
         if console.is_terminal if show is None else show:
-            from attnviz.render.terminal import heatmaps
-            from attnviz.render.terminal_long import long_maps
+            from attnviz.render.terminal_maps import print_maps
 
-            print_sequence = long_maps if drawn.is_pooled else heatmaps
             shown, look = self._shown(drawn), self._look
             for sequence in self._sequences:
                 result("")
-                print_sequence(shown, sequence, console, heads, look.vmax, look.cmap)
+                print_maps(shown, sequence, console, heads, look.vmax, look.cmap)
         for line in self.written:
             remark(f"Wrote {line}")
 
     def _overview(self, place: Path, sequence: int, drawn: Attention) -> list[str]:
-        from attnviz.render import heatmap, long
+        from attnviz.render.attention_pictures import draw_overview
 
-        draw = long.draw_overview if drawn.is_pooled else heatmap.draw_overview
-        warnings = draw(self._shown(drawn), sequence, place, self._look, self._at(drawn))
+        shown, heads = self._shown(drawn), self._at(drawn)
+        warnings = draw_overview(shown, sequence, place, self._look, heads)
         self._work.advance()
         return warnings
 
     def _singles(self, files: list[Path], sequence: int, drawn: Attention) -> list[str]:
-        from attnviz.render import heatmap, long
+        from attnviz.render.attention_pictures import draw_heads
 
         places = zip(self._at(drawn), files, strict=True)
         targets = [(layer, head, file) for (layer, head), file in places]
-        draw = long.draw_heads if drawn.is_pooled else heatmap.draw_heads
-        return draw(self._shown(drawn), sequence, targets, self._look, self._work.advance)
+        return draw_heads(self._shown(drawn), sequence, targets, self._look, self._work.advance)
 
     def _overlay(
         self, place: Path, sequence: int, query: str | None, drawn: Attention
     ) -> list[str]:
-        from attnviz.render.photo import draw_photo
+        from attnviz.render.overlay_picture import draw_overlay
 
         assert self.pictured is not None  # set when the pictures have been seen
         views, seen = self.pictured
         heads = self._at(drawn)
-        warnings = draw_photo(seen, sequence, views[sequence], place, self._look, heads, query)
+        warnings = draw_overlay(seen, sequence, views[sequence], place, self._look, heads, query)
         self._work.advance()
         return warnings
 

@@ -29,6 +29,7 @@ from attnviz.cli.options import (
     TokenFlags,
     WindowFlags,
     choose,
+    choose_layers,
     require_one_sequence,
 )
 from attnviz.cli.outputs import Outputs
@@ -185,12 +186,7 @@ class _Chosen:
 
 
 def _chosen(opened: _Opened, output: OutputFlags, part: WindowFlags) -> _Chosen:
-    layers = list(opened.layer_numbers)
-    if output.layers is not None:
-        layers = choose("--layers", output.layers, max(layers) + 1, "layers")
-        if not set(layers) <= set(opened.layer_numbers):
-            known = printable(", ".join(map(str, opened.layer_numbers)))
-            raise ConfigError(f"--layers {printable(output.layers)}: the file has layers {known}")
+    layers = choose_layers(output.layers, opened.layer_numbers)
     heads = choose("--heads", output.heads, opened.shape[2], "heads")
     sequences = output.chosen_sequences(opened.shape[1])
     if part.given:

@@ -108,7 +108,7 @@ def stats(
 
             staging.write([partial(write, writer) for writer in writers])
     with verdict(SOME_BAD if done.part.tally.bad else 0):
-        _say(done, report, how, dict.fromkeys(notices))
+        _say(done, report, how, look, dict.fromkeys(notices))
 
 
 def _say_nothing(_text: str) -> None:
@@ -372,7 +372,7 @@ def _write(place: Path, measure: str, look: LookFlags, made: HeadReport) -> list
 
     measure, suffix = _drawable(measure, made), place.suffix.lower()
     if suffix in DRAWN:
-        from attnviz.render.heads_picture import draw_matrix
+        from attnviz.render.head_matrices import draw_matrix
 
         return draw_matrix(made, measure, place, look.look())
     if suffix == ".html":
@@ -395,7 +395,7 @@ def _drawable(measure: str, made: HeadReport) -> str:
 
 
 def _draw_agreement(place: Path, look: LookFlags, made: HeadReport) -> list[str]:
-    from attnviz.render.heads_picture import draw_agreement
+    from attnviz.render.head_matrices import draw_agreement
 
     return draw_agreement(made, place, look.look())
 
@@ -434,7 +434,9 @@ def _drawn(maps: Attention, path: Path, staging: Staging, look: LookFlags, work:
     return write
 
 
-def _say(done: _Done, report: ReportFlags, how: WorkFlags, notices: Iterable[str]) -> None:
+def _say(
+    done: _Done, report: ReportFlags, how: WorkFlags, look: LookFlags, notices: Iterable[str]
+) -> None:
     """Figures on standard output, everything else on standard error."""
     tally = done.part.tally
     if not report.quiet:
@@ -453,7 +455,7 @@ def _say(done: _Done, report: ReportFlags, how: WorkFlags, notices: Iterable[str
         result(json.dumps(document, ensure_ascii=True, indent=1, allow_nan=False))
     elif not report.quiet:
         from attnviz.render.console import make_console
-        from attnviz.render.heads_report import print_matrix, print_report
+        from attnviz.render.heads_report import print_report
 
         console = make_console()
         sort = report.sort if report.sort in done.report.figures else None
@@ -461,8 +463,11 @@ def _say(done: _Done, report: ReportFlags, how: WorkFlags, notices: Iterable[str
             remark(f"--sort {printable(report.sort)}: no such pair was measured")
         print_report(done.report, console, sort, report.top or None)
         if console.is_terminal if report.show is None else report.show:
+            from attnviz.render.terminal_matrix import print_matrix
+
             result("")
-            print_matrix(done.report, _drawable(report.measure, done.report), console)
+            measure = _drawable(report.measure, done.report)
+            print_matrix(done.report, measure, console, look.look())
         if tally.cut:
             what, were = plural(tally.documents, "document"), "was" if tally.cut == 1 else "were"
             remark(f"{tally.cut:,} of {what} {were} cut by --max-len")

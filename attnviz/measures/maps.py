@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from attnviz.divergence import entropy
 from attnviz.result import Attention
 
 MEASURES = {
@@ -75,9 +76,8 @@ def measure(
         rows = counting[place]
         counts[layer, head] = rows.sum()
         weights = result.attention[layer, sequence, head][rows].astype(np.float64)  # rows Tk
-        logs = np.log2(weights, out=np.zeros_like(weights), where=weights > 0)
         sums[layer, head] = (
-            0.0 - np.einsum("qk,qk", weights, logs),  # not -0.0
+            entropy(weights).sum(),
             weights.max(-1).sum(),
             weights[same[rows]].sum(),
             weights[:, first].sum(),

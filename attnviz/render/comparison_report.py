@@ -140,7 +140,7 @@ def place_name(comparison: Comparison, place: Place, ascii_only: bool = False) -
     return f"{where}{' → '.join(named)}"
 
 
-def verdict(comparison: Comparison, tolerance: float | None) -> str:
+def comparison_verdict(comparison: Comparison, tolerance: float | None) -> str:
     """One sentence: the largest difference of a weight, and whether the tolerance allows it."""
     place, broken = comparison.largest, comparison.broken
     limit = "" if tolerance is None else f"tolerance {tolerance:g}: "

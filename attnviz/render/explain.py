@@ -169,12 +169,6 @@ class Explanation:
         return self.masks if len(self.masks) == 1 else ()
 
 
-def entropy(weights: Floats) -> float:
-    """Bits: 0 where one key has all the weight, log₂ n for n equal weights."""
-    some = weights[weights > 0]
-    return float(0.0 - (some * np.log2(some)).sum())
-
-
 def explain(
     result: Attention,
     steps: Sequence[Step],

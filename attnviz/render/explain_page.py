@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 from rich.text import Text
 
+from attnviz.divergence import entropy
 from attnviz.render.console import ascii_only, flow, write
-from attnviz.render.explain import ROUNDING, Explanation, Floats, entropy
+from attnviz.render.explain import ROUNDING, Explanation, Floats
 from attnviz.render.explain_digits import (
     choose_digits,
     full_digits,
@@ -52,7 +53,7 @@ WHOLE = 8
 
 def print_explanation(explanation: Explanation, console: Console) -> None:
     """Write the page to `console`; no line is wider than it is."""
-    page = _Page(console)
+    page = _TextPage(console)
     _Writer(page, explanation).write()
     write(console, *page.lines)
 
@@ -67,7 +68,7 @@ class _Row:
     is_sum: bool = False
 
 
-class _Page:
+class _TextPage:
     """Lines that fit the console's width, in the characters that it has."""
 
     def __init__(self, console: Console) -> None:
@@ -105,7 +106,11 @@ class _Page:
             self.lines.append(Text(indent).append_text(line))
 
     def table(
-        self, heads: Sequence[str], rows: Sequence[_Row], bars: bool = False, words: bool = False
+        self,
+        heads: Sequence[str],
+        rows: Sequence[_Row],
+        bars: bool = False,
+        words: bool = False,
     ) -> None:
         """A grid where it fits, else a block of lines for each row.
 
@@ -167,7 +172,7 @@ class _Page:
 class _Writer:
     """The sections of the page, in the order of the computation."""
 
-    def __init__(self, page: _Page, explanation: Explanation) -> None:
+    def __init__(self, page: _TextPage, explanation: Explanation) -> None:
         self.page, self.e = page, explanation
         e = explanation
         self.shown = shown_keys(e)
@@ -481,13 +486,13 @@ class _Writer:
         without = e.weights_without_scale
         largest = int(np.nan_to_num(without).argmax())
         before, after = self._weight(e.weights.max()), self._weight(without[largest])
-        bits, bits_after = (number(entropy(w), 2) for w in (e.weights, without))
+        bits, bits_after = (number(float(entropy(w)), 2) for w in (e.weights, without))
         changes = []
         if before != after:
             on = f"on {self._quoted(largest)}"
             changes.append(f"the largest weight would be {after}, {on}, instead of {before}")
         if bits != bits_after:
-            keys, keys_after = (_few(2 ** entropy(w)) for w in (e.weights, without))
+            keys, keys_after = (_few(2 ** float(entropy(w))) for w in (e.weights, without))
             changes.append(
                 f"the row would have {bits_after} bits of entropy instead of {bits}, as if "
                 f"{keys_after} keys shared the weight evenly instead of {keys}"

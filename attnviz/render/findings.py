@@ -9,7 +9,7 @@ from xml.etree import ElementTree as ET
 
 from rich.text import Text
 
-from attnviz.checks.finding import CHECKS, Finding, InHead, Place, Report, number, ranges
+from attnviz.checks.report import CHECKS, Finding, InHead, Place, Report, number, ranges
 from attnviz.errors import printable
 from attnviz.render.console import flow, write
 from attnviz.render.tables import Paper
@@ -96,7 +96,7 @@ def report_as_json(report: Report, source: str) -> dict[str, Any]:
         "tolerance": report.tolerance,
         "layers": list(report.layers),
         "masks": list(report.masks),
-        "remarks": list(report.remarks),
+        "remarks": list(report.notes_on_reading),
         "passed": report.passed,
         "checked": [
             {"name": name, "holds": what_holds(name, report), "found": name not in passed(report)}

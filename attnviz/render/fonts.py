@@ -31,7 +31,7 @@ INSTALL = "pip install 'attnviz[fonts]'"
 class Fonts:
     """Which fonts draw which text, for all texts of one picture.
 
-    `missing` are the characters that no font has, and `notices` says so, in one line at most.
+    `missing` are the characters that no font has, and `notes` says so, in one line at most.
     """
 
     def __init__(self, texts: Collection[str]) -> None:
@@ -50,7 +50,7 @@ class Fonts:
         self._shaped = frozenset(c for c in every if c in self._beyond_base or not _stands_alone(c))
 
     @property
-    def notices(self) -> list[str]:
+    def notes(self) -> list[str]:
         if not self.missing:
             return []
         some = sorted(self.missing)[:8]

@@ -16,7 +16,7 @@ from rich.text import Text
 from attnviz.errors import printable
 from attnviz.measures.glossary import GLOSSARY
 from attnviz.measures.kinds import THRESHOLDS, HeadClass, classify, form_of
-from attnviz.render.console import flow, has_color, write
+from attnviz.render.console import flow, write
 from attnviz.render.tables import Paper, grid, widest
 from attnviz.render.visible import cells
 from attnviz.wording import plural
@@ -47,9 +47,6 @@ CLASS_COLOURS = {
 
 GAP = 2
 """Spaces between columns."""
-
-SHADES = " ░▒▓█"
-ASCII_SHADES = " .:*#"
 
 
 @dataclass(frozen=True, eq=False)
@@ -237,13 +234,13 @@ def print_report(
     if left_out > 0:
         more = paper.text(f"{plural(left_out, 'more head')}; --top 0 shows all", "dim")
         write(console, *flow([more], paper.width, "  "))
-    words = [_text(f"{printable(n, 40)}: {report.meaning(n)}", paper, "dim") for n in columns]
+    words = [report_text(f"{printable(n, 40)}: {report.meaning(n)}", paper, "dim") for n in columns]
     write(console, *flow(words, min(paper.width, 100), "  "))
     for line in (*summary(report), *notable(report)):
-        write(console, *flow([_text(line, paper)], paper.width, "  "))
+        write(console, *flow([report_text(line, paper)], paper.width, "  "))
 
 
-def _text(text: str, paper: Paper, style: str = "") -> Text:
+def report_text(text: str, paper: Paper, style: str = "") -> Text:
     """The Greek letter of sinks is spelled where there is none."""
     return paper.text(text.replace("α₀", "alpha_0") if paper.ascii_only else text, style)
 
@@ -298,47 +295,3 @@ def _cell(value: float, top: float) -> Text:
         return Text("-", "dim")
     shown = f"{value:.3f}" if abs(value) < 100 else f"{value:.1f}"
     return Text(shown, "bold" if top > 0 and value >= 0.8 * top else "")
-
-
-def print_matrix(report: HeadReport, measure: str, console: Console) -> None:
-    """Layers × heads in the terminal: a cell is as full as the figure is large."""
-    paper = Paper.of(console)
-    values = report.figures[measure]
-    low, high = _range(values)
-    shades = ASCII_SHADES if paper.ascii_only else SHADES
-    title = f"{printable(measure, 40)}: {report.meaning(measure)}"
-    write(console, *flow([_text(title, paper, "bold")], paper.width, "  "))
-    digits = max(len(str(number)) for number in report.layer_numbers)
-    room = paper.width - digits - 1
-    cell = 2 if report.n_heads * 2 <= room else 1
-    tall = len(str(report.n_heads - 1))
-    for start in range(0, report.n_heads, max(1, room // cell)):
-        heads = range(start, min(start + max(1, room // cell), report.n_heads))
-        for place in range(tall):  # the numbers stand upright, a digit under the other
-            marks = "".join(f"{head:>{tall}}"[place].ljust(cell) for head in heads)
-            write(console, Text(" " * (digits + 1) + marks, "dim"))
-        for row, number in enumerate(report.layer_numbers):
-            line = Text(f"{number:>{digits}} ", "dim")
-            for head in heads:
-                line.append_text(_shade(values[row, head], low, high, shades, cell, console))
-            write(console, line)
-    ends = f"{low:.3g} [{shades}] {high:.3g}  rows: layers  columns: heads"
-    write(console, *flow([paper.text(ends, "dim")], paper.width, "  "))
-
-
-def _shade(value: float, low: float, high: float, shades: str, cell: int, console: Console) -> Text:
-    if np.isnan(value):
-        return Text("-" * cell, "dim")
-    share = (value - low) / (high - low) if high > low else 0.0
-    if has_color(console):
-        grey = round(232 + 23 * share)  # the greys of the 256 colours
-        return Text(" " * cell, f"on color({grey})")
-    return Text(shades[min(int(share * len(shades)), len(shades) - 1)] * cell)
-
-
-def _range(values: Floats) -> tuple[float, float]:
-    """From 0, or the least where it is below, to the largest."""
-    known = values[np.isfinite(values)]
-    if not len(known):
-        return 0.0, 1.0
-    return min(0.0, float(known.min())), float(known.max())

@@ -39,7 +39,6 @@ import numpy as np
 import numpy.typing as npt
 
 from attnviz.masks import places_in, spans_from_names
-from attnviz.render.long import LogScale
 from attnviz.render.one_file import (
     LARGE_PAGE,
     Kind,
@@ -49,6 +48,7 @@ from attnviz.render.one_file import (
     packed,
     run_facts,
 )
+from attnviz.render.scales import LogScale
 from attnviz.result import Attention, RowStatistics
 from attnviz.trace import Step
 from attnviz.wording import plural
@@ -319,7 +319,7 @@ def _pixels(
         for level in levels:
             weights, allowed = _map(level, kind, s, head)
             numbers.append(blocks.add(shades.bytes_of(weights, allowed > 0).tobytes()))
-        scale = LogScale(finest)
+        scale = LogScale.of(finest)
         made[kind] = {
             "levels": numbers,
             "low": shades.low,

@@ -1,4 +1,4 @@
-"""The trace and the heads' measures as tables of text, and the trace as JSON, Markdown, Mermaid.
+"""The trace and the heads' measures as tables of text, and the trace as JSON and Markdown.
 
 Every table has a wide form, for a pipe or a wide terminal, and folds for a narrow one: nothing is
 cut, nothing becomes an ellipsis.
@@ -795,19 +795,3 @@ def trace_as_markdown(
     rule = ["---:" if i in FULL_RIGHT else "---" for i in range(len(heads))]
     escaped = [[cell.replace("|", "\\|") for cell in line] for line in (heads, rule, *lines)]
     return "".join(f"| {' | '.join(line)} |\n" for line in escaped)
-
-
-def trace_as_mermaid(steps: Sequence[Step]) -> str:
-    """The trace as a Mermaid flowchart: a box a step, an arrow from each tensor it reads."""
-    lines = ["flowchart TD"]
-    stages = list(dict.fromkeys(step.stage for step in steps))
-    for at, stage in enumerate(stages):
-        lines.append(f'  subgraph stage{at} ["{stage}"]')
-        for i, step in enumerate(steps, 1):
-            if step.stage == stage:
-                shape = "×".join(map(str, step.shape))
-                lines.append(f'    s{i}["{i} {step.name}<br/>{" ".join(step.axes)}<br/>{shape}"]')
-        lines.append("  end")
-    for i, read in enumerate(reads(steps), 1):
-        lines += [f"  s{j + 1} --> s{i}" for j in read]
-    return "\n".join(lines) + "\n"

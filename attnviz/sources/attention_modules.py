@@ -38,7 +38,7 @@ NO_TEXT = ("vision", "audio")
 
 
 @dataclass(frozen=True)
-class Place:
+class AttentionPlace:
     """Where a module's attention belongs.
 
     `tower` is "" where names do not tell it, and the mask will: encoder or decoder. `layer` is
@@ -51,7 +51,7 @@ class Place:
     layer: int | None
 
 
-def places(model: nn.Module) -> dict[nn.Module, Place]:
+def places(model: nn.Module) -> dict[nn.Module, AttentionPlace]:
     """Every module of `model` that computes attention, in the model's own order."""
     found = dict(_found(model))
     towers = _towers([place.name for place in found.values()], [*found])
@@ -59,7 +59,7 @@ def places(model: nn.Module) -> dict[nn.Module, Place]:
         module: replace(place, tower=tower)
         for (module, place), tower in zip(found.items(), towers, strict=True)
     }
-    placed: dict[nn.Module, Place] = {}
+    placed: dict[nn.Module, AttentionPlace] = {}
     for tower in dict.fromkeys(towers):
         members = {module: place for module, place in named.items() if place.tower == tower}
         numbers = _layers(members)
@@ -94,19 +94,19 @@ def _eager_of(kind: type[nn.Module]) -> Callable[..., Any] | None:
     return None
 
 
-def _found(model: nn.Module) -> Iterator[tuple[nn.Module, Place]]:
+def _found(model: nn.Module) -> Iterator[tuple[nn.Module, AttentionPlace]]:
     for name, module in model.named_modules():
         if isinstance(module, nn.MultiheadAttention):
             plain = "need_weights" in inspect.signature(module.forward).parameters
-            yield module, Place(name, TORCH if plain else OWN_CODE, "", None)
+            yield module, AttentionPlace(name, TORCH if plain else OWN_CODE, "", None)
         elif own_eager(module) is not None:
-            yield module, Place(name, INTERFACE, "", None)
+            yield module, AttentionPlace(name, INTERFACE, "", None)
         elif _is_called_attention(module) and not any(
             _is_called_attention(part) or own_eager(part) is not None
             for part in module.modules()
             if part is not module
         ):
-            yield module, Place(name, OWN_CODE, "", None)
+            yield module, AttentionPlace(name, OWN_CODE, "", None)
 
 
 def _is_called_attention(module: nn.Module) -> bool:
@@ -141,7 +141,7 @@ def _tower(prefix: str, crosses: bool) -> str:
     return ""
 
 
-def _layers(members: dict[nn.Module, Place]) -> Sequence[int | None]:
+def _layers(members: dict[nn.Module, AttentionPlace]) -> Sequence[int | None]:
     """The number of each module's layer, or None where the order of calls has to give it."""
     own = [getattr(module, "layer_idx", None) for module in members]
     if all(isinstance(number, int) for number in own) and len(set(own)) == len(own):

@@ -1,159 +1,82 @@
-"""What the captured calls of a model tell: its masks by name, and tensors that are kept."""
+"""What `capture` returns: one call for each attention of each layer in each forward pass."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
-from typing import Any
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 
-import numpy as np
-import numpy.typing as npt
-import torch
 from torch import Tensor
 
-from attnviz.errors import InputError
-from attnviz.result import Attention
-from attnviz.sources.capturing import TAPS, Call
+from attnviz.errors import InputError, printable
 from attnviz.trace import Step
-from attnviz.wording import noun_for
 
-Array = npt.NDArray[Any]
-
-SCORES = ("products", "scores", "position_bias", "biased")
-"""Computed again from the q, k, scale and bias that were captured; checked against the weights."""
-
-TURNED = ("q_rotated", "k_rotated")
-"""q and k by the names that they have where positions have turned them."""
-
-KEEPABLE = (*TAPS, *TURNED, *SCORES)
-"""What a run of a model can keep."""
-
-BEYOND_ROUNDING = 1e-3
-"""A row that sums to less than 1 by more than this has lost something to a sink; by more than the
-steps between numbers near 1 where those are larger (bfloat16)."""
+TAPS = ("q", "k", "v", "context")
+"""What can be kept of a call beside its weights, mask and scale."""
 
 
-def taps_for(keep: Collection[str]) -> set[str]:
-    """What has to be captured so that `keep` can be had."""
-    return set(keep) & set(TAPS) | ({"q", "k"} if set(keep) & {*SCORES, *TURNED} else set())
+@dataclass(frozen=True, eq=False)
+class Call:
+    """One attention of one layer in one forward pass, on the CPU, apart from any gradient.
 
-
-def kept_of(call: Call, keep: Collection[str], steps: Sequence[Step]) -> dict[str, Array]:
-    """The tensors of a layer that are wanted, `[B …]`, but those that its family does not have.
-
-    `steps` are those of the first layer: they tell whether positions turn queries and keys.
+    `name` is the module's path, `tower` the stack of layers that it belongs to, `step` counts the
+    forward passes from 0. `weights` `[B H Tq Tk]` are those before dropout, as the model computed
+    them: rows sum to less than 1 where it has sinks. `allowed` is bool `[1|B 1|H 1|Tq Tk]`, None
+    where every query may look at every key. `q` `[B H Tq d_k]`, `k` `[B Hkv Tk d_k]`, `v`
+    `[B Hkv Tk d_v]` (all after rotary positions and norms) and `context` `[B H Tq d_v]` are there
+    when they were asked for and the module shows them. Scores are `cap(q kᵀ · scale) + bias`,
+    cap(x) = softcap · tanh(x / softcap). `source` is the file and line that computed it.
     """
-    turned = {step.name for step in steps} & set(TURNED)
-    tensors = {name: _tap(call, name) for name in keep if name in TAPS}
-    if set(keep) & set(SCORES):
-        scores = _scores(call)
-        tensors |= {name: scores[name] for name in keep if name in scores}
-    tensors |= {name: _tap(call, name[0]) for name in keep if name in turned}
-    return {name: tensor.float().numpy() for name, tensor in tensors.items()}
+
+    name: str
+    tower: str
+    layer: int
+    step: int
+    weights: Tensor
+    allowed: Tensor | None = None
+    q: Tensor | None = None
+    k: Tensor | None = None
+    v: Tensor | None = None
+    context: Tensor | None = None
+    scale: float | None = None
+    softcap: float | None = None
+    bias: Tensor | None = None
+    source: str = ""
+    steps: Sequence[Step] = ()
+
+    @property
+    def sink(self) -> Tensor:
+        """1 - the sum of each row, `[B H Tq]`: what a learned sink took, 0 where there is none."""
+        return 1 - self.weights.float().sum(-1)
 
 
-def _tap(call: Call, name: str) -> Tensor:
-    tensor: Tensor | None = getattr(call, name)
-    if tensor is None:
-        raise InputError(f"{call.name} computes attention in its own code, and shows no {name}")
-    return tensor
+@dataclass(eq=False)
+class Capture:
+    """What `capture` has caught so far, in the order of the calls.
 
-
-def _scores(call: Call) -> dict[str, Tensor]:
-    """Each of `SCORES`, `[B H Tq Tk]`, from what was captured: before the mask, as it was added up.
-
-    `scores` are products · scale, and are left out where the scale is 1; `position_bias` and
-    `biased` are there where a bias was added. Raises `InputError` when softmax of these scores is
-    not what the model computed: it does something that was not seen, a cap or a sink.
+    `unseen` names towers that ran without showing their weights, and says why.
     """
-    q, k = _tap(call, "q"), _tap(call, "k")
-    products = q @ k.repeat_interleave(q.shape[1] // k.shape[1], dim=1).transpose(-1, -2)
-    scores = {"products": products}
-    if call.scale != 1 or call.bias is None:
-        scores["scores"] = products * (1.0 if call.scale is None else call.scale)
-    total = scores.get("scores", products)
-    if call.bias is not None:
-        scores["position_bias"] = call.bias.expand_as(products)
-        scores["biased"] = total = total + call.bias
-    forbidden = None if call.allowed is None else ~call.allowed
-    masked = total if forbidden is None else total.masked_fill(forbidden, -torch.inf)
-    weights = call.weights if forbidden is None else call.weights.masked_fill(forbidden, 0)
-    near = 1e-4 if call.weights.element_size() > 2 else 1e-2
-    same = torch.allclose(masked.softmax(-1).nan_to_num(), weights, atol=near, rtol=0)
-    if call.softcap is not None or not same:
-        does = "a sink, say" if call.softcap is None else f"a cap at {call.softcap:g}"
-        raise InputError(
-            f"{call.name} does more to its scores than scale, bias and mask ({does}); "
-            "its weights can be shown, and not explained from q and k"
-        )
-    return scores
 
+    calls: list[Call] = field(default_factory=list)
+    unseen: dict[str, str] = field(default_factory=dict)
 
-def mask_names(
-    masks: Sequence[tuple[int, tuple[int, ...], Tensor | None]],
-    query_valid: npt.NDArray[np.bool_],
-    key_valid: npt.NDArray[np.bool_],
-    tower: str,
-) -> tuple[str, ...]:
-    """What the masks that ran amount to, in words: causal, window N, padding.
+    @property
+    def towers(self) -> tuple[str, ...]:
+        """The stacks of layers that were seen."""
+        return tuple(dict.fromkeys(call.tower for call in self.calls))
 
-    `masks` has each layer's number, the shape of its weights, and its mask.
-    """
-    allowed = [
-        np.ones(shape, bool) if mask is None else np.broadcast_to(mask.numpy(), shape)
-        for _, shape, mask in masks
-    ]
-    names = []
-    at_q = np.cumsum(query_valid, 1) - 1
-    at_k = np.cumsum(key_valid, 1) - 1
-    real = query_valid[:, :, None] & key_valid[:, None, :]  # B Tq Tk
-    apart = at_q[:, :, None] - at_k[:, None, :]
-    causal = tower != "cross" and _never(allowed, real & (apart < 0))
-    if causal:
-        names.append("causal")
-    windows: dict[int, list[int]] = {}
-    for (layer, _, _), mask in zip(masks, allowed, strict=True):
-        seen = mask.any(1) & real
-        reach = int(np.abs(apart)[seen].max(initial=0)) + 1
-        near = real & (np.abs(apart) < reach) & ((apart >= 0) | (not causal))
-        if reach < query_valid.shape[1] and tower != "cross" and (seen == near).all():
-            windows.setdefault(reach, []).append(layer)
-    for reach, where in windows.items():
-        some = (
-            ""
-            if len(where) == len(masks)
-            else f" in {noun_for(len(where), 'layer')} {','.join(map(str, where))}"
-        )
-        names.append(f"window {reach}{some}")
-    if not key_valid.all() and _never(allowed, query_valid[:, :, None] & ~key_valid[:, None]):
-        names.append("padding")
-    return tuple(names)
+    def of(self, tower: str | None = None, step: int = -1) -> list[Call]:
+        """The calls of one tower in one forward pass (-1: its last), in the order of their layers.
 
-
-def _never(allowed: Sequence[npt.NDArray[np.bool_]], cells: npt.NDArray[np.bool_]) -> bool:
-    """Whether no layer and head allows any of `cells` `[B Tq Tk]`, of which there are some."""
-    return bool(cells.any()) and not any((mask & cells[:, None]).any() for mask in allowed)
-
-
-def review(result: Attention, dtype: str) -> list[str]:
-    """What a user should know of these maps: what is no number, what sinks take."""
-    for number, maps_of_layer in zip(result.layer_numbers, result.attention, strict=True):
-        odd = [bool(np.isnan(maps_of_layer[:, head]).any()) for head in range(result.n_heads)]
-        if any(odd):
-            said = (
-                f"weights are NaN from layer {number} on, there in {sum(odd)} of {len(odd)} heads"
-            )
-            reach = "; float16 ends at 65504, --dtype float32 goes further"
-            return [said + reach * (dtype == "float16")]
-    sees = result.allowed.any(-1) & result.query_valid[:, None]  # L B 1|H Tq
-    lost = 1 - result.attention.sum(-1, dtype=np.float64)
-    lost = np.where(np.broadcast_to(sees, lost.shape), lost, 0.0)
-    count = np.broadcast_to(sees, lost.shape).sum((1, 3)).clip(1)
-    means = lost.sum((1, 3)) / count  # L H
-    steps = torch.finfo(getattr(torch, dtype)).eps
-    if lost.max(initial=0) <= max(BEYOND_ROUNDING, steps):
-        return []
-    layer, head = np.unravel_index(int(means.argmax()), means.shape)
-    return [
-        f"rows sum to less than 1: learned sinks take the rest, {means.mean():.3f} of a row on the "
-        f"mean, {means.max():.3f} in layer {result.layer_numbers[layer]} head {head}"
-    ]
+        `tower` may be left out where there is one. Raises `InputError` that names the towers.
+        """
+        towers = self.towers
+        if tower is None and len(towers) == 1:
+            tower = towers[0]
+        if tower in self.unseen and tower not in towers:
+            raise InputError(f"the {tower}'s attention cannot be seen: {self.unseen[tower]}")
+        if tower not in towers:
+            asked = "a tower has to be named" if tower is None else f"no tower {printable(tower)}"
+            raise InputError(f"{asked}; captured are {', '.join(towers) or 'none'}")
+        calls = [call for call in self.calls if call.tower == tower]
+        step = calls[-1].step if step == -1 else step
+        return sorted((call for call in calls if call.step == step), key=lambda call: call.layer)

@@ -28,6 +28,7 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
+from attnviz.config import HEAD_COUNTS, HEAD_WIDTHS, KV_HEAD_COUNTS
 from attnviz.diagnose import (
     SCORE_AXES,
     Sizes,
@@ -38,7 +39,7 @@ from attnviz.diagnose import (
 )
 from attnviz.errors import InputError, printable
 from attnviz.machine import require_memory
-from attnviz.module_trace import Finding, ModuleError, ModuleStep, ModuleTrace
+from attnviz.module_trace import ModuleError, ModuleFinding, ModuleStep, ModuleTrace
 from attnviz.sources.provenance import (
     PRODUCTS,
     Info,
@@ -49,18 +50,9 @@ from attnviz.sources.provenance import (
     tensors_in,
 )
 
-HEADS = {"n_heads", "num_heads", "heads", "n_head", "nhead", "nheads", "h", "num_attention_heads"}
-KV_HEADS = {
-    "n_kv_heads",
-    "num_kv_heads",
-    "kv_heads",
-    "n_kv_head",
-    "num_key_value_heads",
-    "kv",
-    "n_kv",
-    "num_kv",
-}
-HEAD_WIDTHS = {"d_k", "d_v", "head_dim", "dim_head", "d_head", "head_size", "d_kv", "key_dim"}
+HEADS = {*HEAD_COUNTS, "h", "nheads"}
+KV_HEADS = {*KV_HEAD_COUNTS, "kv", "n_kv", "num_kv"}
+HEAD_WIDTH_ARGUMENTS = {*HEAD_WIDTHS, "d_k", "d_v", "key_dim"}
 LENGTHS = {
     "max_len", "max_length", "max_seq_len", "block_size", "context_length", "seq_len", "n_ctx",
     "max_position_embeddings", "n_positions", "max_seq_length", "context_size",
@@ -331,7 +323,7 @@ class _Plan:
             if isinstance(value, int) and not isinstance(value, bool) and value > 0
         }
         for name, value in numbers.items():
-            for symbol, known in (("H", HEADS), ("Hkv", KV_HEADS), ("d_k", HEAD_WIDTHS)):
+            for symbol, known in (("H", HEADS), ("Hkv", KV_HEADS), ("d_k", HEAD_WIDTH_ARGUMENTS)):
                 if name in known and symbols.get(symbol, value) == value:
                     symbols[symbol], named[name] = value, symbol
         if symbols.get("Hkv") == symbols.get("H"):
@@ -488,7 +480,7 @@ def _bound(
 
 
 @dataclass
-class _Step:
+class _RecordedOp:
     operation: str
     line: int
     file: str
@@ -505,7 +497,7 @@ class _Watcher(TorchFunctionMode):
 
     path: str
     ledger: Ledger = field(default_factory=Ledger)
-    steps: list[_Step] = field(default_factory=list)
+    steps: list[_RecordedOp] = field(default_factory=list)
     troubles: list[tuple[Trouble, str, int, list[Tensor], list[Info], Tensor]] = field(
         default_factory=list
     )
@@ -551,7 +543,7 @@ class _Watcher(TorchFunctionMode):
             self.troubles.append((trouble, name, line, operands, infos, results[0]))
         base = {id(t) for o in operands for t in (o, o._base) if t is not None}
         self.steps.append(
-            _Step(
+            _RecordedOp(
                 name.strip("_"), line, self.path, results[0], len(results),
                 results[0]._base is not None and id(results[0]._base) in base,
                 self.ledger.of(results[0]), operands[0] if operands else None,
@@ -580,7 +572,7 @@ class _Watcher(TorchFunctionMode):
 
 
 @dataclass
-class _Run:
+class _ModuleRun:
     watcher: _Watcher
     sizes: Mapping[str, int]
     n_parameters: int = 0
@@ -590,10 +582,10 @@ class _Run:
 
 def _run(
     file: Path, module_class: type[nn.Module], plan: _Plan, sizes: Mapping[str, int], quiet: bool
-) -> _Run:
+) -> _ModuleRun:
     """Build the module and call it, at `sizes`; an exception is kept, not raised."""
     watcher = _Watcher(str(file))
-    run = _Run(watcher, sizes)
+    run = _ModuleRun(watcher, sizes)
     torch.manual_seed(0)
     out = io.StringIO() if quiet else sys.stderr
     try:
@@ -787,12 +779,12 @@ def _trace(file: Path, module_class: type[nn.Module], plan: _Plan) -> ModuleTrac
     )  # fmt: skip
 
 
-def _same_ops(a: Sequence[_Step], b: Sequence[_Step]) -> bool:
+def _same_ops(a: Sequence[_RecordedOp], b: Sequence[_RecordedOp]) -> bool:
     return [(s.operation, s.line) for s in a] == [(s.operation, s.line) for s in b]
 
 
 def _steps(
-    file: Path, real: _Run, named_by: _Run, given: Mapping[str, int]
+    file: Path, real: _ModuleRun, named_by: _ModuleRun, given: Mapping[str, int]
 ) -> tuple[ModuleStep, ...]:
     """The ops of `real`, their axes named from the same ops of `named_by`."""
     lines = _lines(file)
@@ -861,16 +853,16 @@ def _lines(file: Path) -> list[str]:
 # ── findings in words ────────────────────────────────────────────────────────────────────────
 
 
-def _findings(run: _Run, file: str, plan: _Plan) -> tuple[Finding, ...]:
-    found: dict[tuple[str, int], Finding] = {}
+def _findings(run: _ModuleRun, file: str, plan: _Plan) -> tuple[ModuleFinding, ...]:
+    found: dict[tuple[str, int], ModuleFinding] = {}
     for trouble, operation, line, operands, infos, result in run.watcher.troubles:
         names = [name_axes(t, info, run.sizes) for t, info in zip(operands, infos, strict=True)]
         source = _place(file, line)
         text, advice = _in_words(trouble, operation, names, operands, result, run.sizes, plan)
         kind = trouble.kind.split()[0]
-        found.setdefault((kind, line), Finding(kind, source, text, advice))
+        found.setdefault((kind, line), ModuleFinding(kind, source, text, advice))
     for line, made in run.watcher.built.items():
-        found["untrained", line] = Finding(
+        found["untrained", line] = ModuleFinding(
             "untrained",
             _place(file, line),
             f"{printable(made)} is made anew in each forward: its numbers are random, other ones "
@@ -977,7 +969,7 @@ def _regroup_in_words(
 # ── failures in words ────────────────────────────────────────────────────────────────────────
 
 
-def _fail(file: Path, module_class: type[nn.Module], plan: _Plan, real: _Run) -> InputError:
+def _fail(file: Path, module_class: type[nn.Module], plan: _Plan, real: _ModuleRun) -> InputError:
     """The error of a module that cannot run, with the trace up to there if there is one."""
     shadow = _run(file, module_class, plan, plan.small(even=False, together=False), quiet=True)
     message = _failure(file, module_class, plan, real, shadow)
@@ -995,14 +987,14 @@ def _fail(file: Path, module_class: type[nn.Module], plan: _Plan, real: _Run) ->
     return ModuleError(message, trace)
 
 
-def _line_of(run: _Run, file: Path) -> int:
+def _line_of(run: _ModuleRun, file: Path) -> int:
     """The line of the file that the run's error came from; 0 where none took part."""
     _, _, line = _where(run.error, file).rpartition(":") if run.error is not None else ("", "", "")
     return int(line) if line.isdigit() else 0
 
 
 def _failure(
-    file: Path, module_class: type[nn.Module], plan: _Plan, run: _Run, shadow: _Run
+    file: Path, module_class: type[nn.Module], plan: _Plan, run: _ModuleRun, shadow: _ModuleRun
 ) -> str:
     """One line about an exception: where, what, and the axes of what met there."""
     error = run.error
@@ -1039,7 +1031,7 @@ def _failure(
     return text
 
 
-def _names_of(operands: Sequence[Tensor], run: _Run) -> list[tuple[str, ...]]:
+def _names_of(operands: Sequence[Tensor], run: _ModuleRun) -> list[tuple[str, ...]]:
     """The axes of each operand; those of scores by their roles, whatever their lengths."""
     ledger = run.watcher.ledger
     names = []
@@ -1057,7 +1049,7 @@ def _why(
     args: list[Any],
     operands: list[Tensor],
     names: list[tuple[str, ...]],
-    run: _Run,
+    run: _ModuleRun,
 ) -> str:
     """What does not fit, by axis, for the ops whose rule is known; else nothing."""
 
@@ -1128,7 +1120,7 @@ def _mask_on_scores(mask: Sequence[int], scores: Sequence[int]) -> str:
     return "" if verdict.fits else "; ".join((", ".join(verdict.differences), *verdict.fixes))
 
 
-def _torch_mask(args: list[Any], kwargs: dict[str, Any], run: _Run, plan: _Plan) -> str:
+def _torch_mask(args: list[Any], kwargs: dict[str, Any], run: _ModuleRun, plan: _Plan) -> str:
     """A mask that torch's own layer refuses, by the axes of its caller: they may be batch-first."""
     mask, query, key, heads = kwargs.get("attn_mask"), args[0], args[1], args[4]
     if not isinstance(mask, Tensor) or query.ndim != 3:
@@ -1144,7 +1136,7 @@ def _torch_mask(args: list[Any], kwargs: dict[str, Any], run: _Run, plan: _Plan)
     return f"{TORCH_OWN} of [{' '.join(names)}] = {shown(query.shape)}: {words}"
 
 
-def _pieces(error: BaseException, run: _Run, line: int) -> str:
+def _pieces(error: BaseException, run: _ModuleRun, line: int) -> str:
     """A tensor cut into more or fewer pieces than there are names for them."""
     expected = re.search(r"values to unpack \(expected (\d+)", str(error))
     last = run.watcher.steps[-1] if run.watcher.steps else None
@@ -1170,7 +1162,9 @@ def _pieces(error: BaseException, run: _Run, line: int) -> str:
     return text
 
 
-def _why_expand(source: Tensor, axes: tuple[str, ...], target: Sequence[int], run: _Run) -> str:
+def _why_expand(
+    source: Tensor, axes: tuple[str, ...], target: Sequence[int], run: _ModuleRun
+) -> str:
     """The axes that are neither kept nor 1; for heads, what their projection should hold."""
     told: list[str] = []
     for back in range(1, min(source.ndim, len(target)) + 1):
@@ -1183,7 +1177,7 @@ def _why_expand(source: Tensor, axes: tuple[str, ...], target: Sequence[int], ru
     return ", ".join(told)
 
 
-def _heads_held(source: Tensor, axis: int, want: int, run: _Run) -> str:
+def _heads_held(source: Tensor, axis: int, want: int, run: _ModuleRun) -> str:
     """Words about the width of the projection that was cut into heads along `axis`."""
     info, heads = run.watcher.ledger.of(source), run.sizes.get("H", 0)
     for key in info.along(axis):
@@ -1247,7 +1241,7 @@ def _why_view(source: Tensor, axes: tuple[str, ...], target: Sequence[int]) -> s
     return made
 
 
-def _regrouping(real: _Run, shadow: _Run) -> str:
+def _regrouping(real: _ModuleRun, shadow: _ModuleRun) -> str:
     """What a view that failed on strides would do if it were a reshape: regroup, or nothing.
 
     Told from the run at sizes with no common factor, where that fails at the same op.

@@ -1,6 +1,6 @@
 """Users' own weights: one layer, or a stack of attnviz's own.
 
-`weight_files` opens the file, `layouts` finds the layers in it by their names, `weight_sizes` has
+`weight_files` opens the file, `layouts` finds its layers by their names, `weight_sizes` works out
 their sizes, and `weight_tensors` reads them; `weights_source` runs them.
 """
 
@@ -17,7 +17,7 @@ from attnviz.attention import Embedding, MultiHeadAttention
 from attnviz.config import AttentionConfig
 from attnviz.errors import InputError, printable
 from attnviz.sources.layer_pass import require_device
-from attnviz.sources.layouts import Found, as_stored, pick
+from attnviz.sources.layouts import Found, pick
 from attnviz.sources.saved_layers import VOCABULARY
 from attnviz.sources.weight_files import WeightFile
 from attnviz.sources.weight_sizes import Asked, config_of, own_configs
@@ -25,9 +25,6 @@ from attnviz.sources.weight_tensors import tensors_of
 from attnviz.trace import Recorder, Step
 
 __all__ = ["Asked", "Weights", "facts_of", "open_weights", "steps_of"]
-
-SHIFTED_PLACES = ("roberta", "xlm-roberta", "camembert")
-"""Models whose first token stands at row pad_token_id + 1 of the table of positions."""
 
 
 @dataclass(frozen=True)
@@ -81,8 +78,6 @@ class Weights:
         tensors = {name: self.file.floats(theirs).to(**like) for name, theirs in self.table.items()}
         if "kind" in tensors:
             tensors["kind"] = tensors["kind"][0]
-        if "places" in tensors and self.file.config.get("model_type") in SHIFTED_PLACES:
-            tensors["places"] = tensors["places"][self.file.config.get("pad_token_id", 1) + 1 :]
         return Embedding(self.config, self.n_rows, tensors, eps=self.config.variant.eps)
 
 
@@ -96,10 +91,7 @@ def open_weights(file: WeightFile, asked: Asked | None = None) -> Weights:
     require_device(asked.device)
     if "attnviz" in file.metadata:
         raise InputError(f"{file.shown} is a saved run, not weights: attnviz render draws it")
-    found = tuple(
-        as_stored(each, file.entries[each.anchor].shape)
-        for each in pick(list(file.entries), file.shown, asked.prefix)
-    )
+    found = tuple(pick(list(file.entries), file.shown, asked.prefix))
     own = own_configs(file, found)
     notices: list[str] = []
     configs = [

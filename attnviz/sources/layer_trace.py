@@ -11,14 +11,12 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from torch import Tensor, nn
 
+from attnviz.sources.captured_calls import Call
 from attnviz.trace import Recorder, Step, axis_size
-
-if TYPE_CHECKING:
-    from attnviz.sources.capturing import Call
 
 PROJECTIONS = {
     "q_projected": ("q_proj", "query", "q_lin", "q", "query_proj", "wq", "to_q"),

@@ -1,8 +1,8 @@
-"""What trained attention is called in files: the layouts that are known, and finding one in a file.
+"""What people's own checkpoints call trained attention, and where a file holds it.
 
-A layout names each tensor of `MultiHeadAttention` as a file has it, from the layer's own place on.
-Where that place is, the names in the file tell: `encoder.layer.3.` before `attention.self.query`.
-To add a layout is one entry of `LAYOUTS`.
+A layout maps each tensor of `MultiHeadAttention` to its name in a file, without the prefix that the
+layer has there: `blocks.3.` before `attn.c_attn.weight`. A new layout is one entry of `LAYOUTS`.
+Models of transformers are not read here: `--model FOLDER` runs them.
 """
 
 from __future__ import annotations
@@ -30,18 +30,14 @@ IGNORED = re.compile(r"bias|masked_bias|rotary_emb\.inv_freq")
 
 @dataclass(frozen=True)
 class Layout:
-    """One family of layers, and what its files do not say about it.
+    """The names of one kind of layer, and what its files leave open.
 
     Attributes:
-        names: our name of each tensor → its name in a layer; `|` stands between alternatives.
-        inside: what all names inside of the attention begin with; others there are unexpected.
-        embedding: the same as `names` for `Embedding`, from the place of the embedding on.
-        fused: how W_Q, W_K and W_V lie in one matrix: "rows" (one after the other), "columns" (the
-            same, transposed), "heads" (those of a head together).
-        transposed: matrices are `[inputs outputs]`.
-        positions: how places enter, as in `AttentionConfig`; None where the file leaves it open.
-        rotary_share, rotary_dim: how many numbers of a head are turned, as a share or in all.
-        model_types: those of `config.json` that have this attention; empty: not asked.
+        names: our name of each tensor → its name in a layer; `|` separates alternatives. Where
+            W_Q, W_K and W_V are one matrix, it is `w_qkv`, with their rows one after the other.
+        inside: the prefix of all names inside the attention; other names there are unexpected.
+        embedding: as `names` for `Embedding`, without the prefix of the embedding.
+        positions: as in `AttentionConfig`; None where only flags can tell.
     """
 
     name: str
@@ -49,25 +45,23 @@ class Layout:
     inside: str = ""
     needed: tuple[str, ...] = NEEDED
     embedding: Mapping[str, str] = field(default_factory=dict)
-    fused: str = ""
-    transposed: bool = False
     norm: str = "before"
     rms_norm: bool = False
     eps: float = 1e-5
-    scaled: bool = True
     positions: str | None = None
     neighbours: bool = False
-    rotary_share: float = 1.0
-    rotary_dim: int = 0
     is_causal: bool = False
-    model_types: tuple[str, ...] = ()
 
     @property
     def anchors(self) -> tuple[str, ...]:
-        """The names that tell that this layout may stand there."""
-        first = self.names.get("w_qkv.weight", "") if self.fused else ""
-        names = [first, self.names.get("w_q.weight", "")]
+        """The names that show that this layout may be there."""
+        names = [self.names.get(f"{each}.weight", "") for each in ("w_qkv", "w_q")]
         return tuple(name for each in names for name in each.split("|") if name)
+
+    @property
+    def is_torch(self) -> bool:
+        """Whether torch's own modules have these names."""
+        return self.name.startswith("nn.")
 
 
 def _linear(**names: str) -> dict[str, str]:
@@ -94,18 +88,8 @@ def _torch(inside: str) -> dict[str, str]:
     return {ours: inside + theirs for ours, theirs in names.items()}
 
 
-_BERT_NORM = {
-    "norm.weight": "attention.output.LayerNorm.weight|attention.output.LayerNorm.gamma",
-    "norm.bias": "attention.output.LayerNorm.bias|attention.output.LayerNorm.beta",
-}
 _ANY_EMBEDDING = {"weight": "embedding.weight|src_emb.weight|embed.weight|token_embedding.weight"}
-_BERT_EMBEDDING = {
-    "weight": "word_embeddings.weight",
-    "places": "position_embeddings.weight",
-    "kind": "token_type_embeddings.weight",
-    "norm.weight": "LayerNorm.weight|LayerNorm.gamma",
-    "norm.bias": "LayerNorm.bias|LayerNorm.beta",
-}
+_GPT_EMBEDDING = {"weight": "wte.weight", "places": "wpe.weight"}
 
 OURS = Layout(
     "attnviz",
@@ -127,24 +111,39 @@ OURS = Layout(
     norm="after",
 )
 
-PLAIN = tuple(
-    Layout(
-        " ".join(each.split("|")[0] for each in (q, k, v, o)),
-        _linear(w_q=q, w_k=k, w_v=v, w_o=o),
+
+def _plain(*matrices: str) -> Layout:
+    ours = ("w_qkv", "w_o") if len(matrices) == 2 else ("w_q", "w_k", "w_v", "w_o")
+    return Layout(
+        " ".join(each.split("|")[0] for each in matrices),
+        _linear(**dict(zip(ours, matrices, strict=True))),
+        needed=tuple(f"{name}.weight" for name in ours),
         embedding=_ANY_EMBEDDING,
         norm="none",
     )
-    for q, k, v, o in (
-        ("q_proj", "k_proj", "v_proj", "out_proj"),  # fairseq, BART and many after them
-        ("query", "key", "value", "proj|out|output|out_proj"),  # minGPT
-        ("to_q", "to_k", "to_v", "to_out.0|to_out"),  # lucidrains, diffusers
-        ("wq", "wk", "wv", "wo"),
-        ("Wq", "Wk", "Wv", "Wo"),
-        ("q_linear", "k_linear", "v_linear", "out|out_linear|o_linear"),
-        ("linears.0", "linears.1", "linears.2", "linears.3"),  # The Annotated Transformer
-    )
+
+
+PLAIN = (
+    _plain("q_proj", "k_proj", "v_proj", "out_proj|o_proj"),  # fairseq, BART and many after them
+    _plain("query", "key", "value", "proj|out|output|out_proj"),  # minGPT
+    _plain("to_q", "to_k", "to_v", "to_out.0|to_out"),  # lucidrains, diffusers
+    _plain("wq", "wk", "wv", "wo"),
+    _plain("Wq", "Wk", "Wv", "Wo"),
+    _plain("q_linear", "k_linear", "v_linear", "out|out_linear|o_linear"),
+    _plain("linears.0", "linears.1", "linears.2", "linears.3"),  # The Annotated Transformer
+    _plain("qkv", "proj|out_proj|out"),  # timm and many after it
 )
-"""Names that people give the four matrices, and that tell nothing of norms, positions or masks."""
+"""Names of the matrices that show nothing about norms, positions or masks."""
+
+NANOGPT = Layout(
+    "nanoGPT",
+    _linear(w_qkv="attn.c_attn", w_o="attn.c_proj", norm="ln_1"),
+    inside="attn.",
+    needed=FUSED,
+    embedding=_GPT_EMBEDDING,
+    positions="learned",
+    is_causal=True,
+)
 
 LAYOUTS = (
     OURS,
@@ -163,7 +162,6 @@ LAYOUTS = (
         inside="self_attn.",
         needed=FUSED,
         embedding=_ANY_EMBEDDING,
-        fused="rows",
         norm="after",
     ),
     Layout(
@@ -172,7 +170,6 @@ LAYOUTS = (
         inside="multihead_attn.",
         needed=FUSED,
         embedding=_ANY_EMBEDDING,
-        fused="rows",
         norm="after",
     ),
     Layout(
@@ -180,7 +177,6 @@ LAYOUTS = (
         {**_torch("self_attention."), **_linear(norm="ln_1")},
         inside="self_attention.",
         needed=FUSED,
-        fused="rows",
         eps=1e-6,
     ),
     Layout(
@@ -188,123 +184,10 @@ LAYOUTS = (
         _torch(""),
         needed=FUSED,
         embedding=_ANY_EMBEDDING,
-        fused="rows",
         norm="none",
     ),
-    Layout(
-        "BERT",
-        {
-            **_linear(
-                w_q="attention.self.query",
-                w_k="attention.self.key",
-                w_v="attention.self.value",
-                w_o="attention.output.dense",
-            ),
-            **_BERT_NORM,
-        },
-        inside="attention.",
-        embedding=_BERT_EMBEDDING,
-        norm="after",
-        eps=1e-12,
-        positions="learned",
-        model_types=("bert", "roberta", "xlm-roberta", "camembert", "electra"),
-    ),
-    Layout(
-        "DistilBERT",
-        _linear(
-            w_q="attention.q_lin",
-            w_k="attention.k_lin",
-            w_v="attention.v_lin",
-            w_o="attention.out_lin",
-            norm="sa_layer_norm",
-        ),
-        inside="attention.",
-        embedding=_BERT_EMBEDDING,
-        norm="after",
-        eps=1e-12,
-        positions="learned",
-        model_types=("distilbert",),
-    ),
-    Layout(
-        "GPT-2",
-        _linear(w_qkv="attn.c_attn", w_o="attn.c_proj", norm="ln_1"),
-        inside="attn.",
-        needed=FUSED,
-        embedding={"weight": "wte.weight", "places": "wpe.weight"},
-        fused="columns",
-        transposed=True,
-        positions="learned",
-        is_causal=True,
-        model_types=("gpt2",),
-    ),
-    Layout(
-        "GPT-J",
-        _linear(
-            w_q="attn.q_proj",
-            w_k="attn.k_proj",
-            w_v="attn.v_proj",
-            w_o="attn.out_proj",
-            norm="ln_1",
-        ),
-        inside="attn.",
-        needed=(*NEEDED, "norm.weight"),
-        embedding={"weight": "wte.weight"},
-        positions="rope",
-        neighbours=True,
-        rotary_dim=64,
-        is_causal=True,
-        model_types=("gptj",),
-    ),
-    Layout(
-        "GPT-NeoX",
-        _linear(w_qkv="attention.query_key_value", w_o="attention.dense", norm="input_layernorm"),
-        inside="attention.",
-        needed=FUSED,
-        embedding={"weight": "embed_in.weight"},
-        fused="heads",
-        positions="rope",
-        rotary_share=0.25,
-        is_causal=True,
-        model_types=("gpt_neox",),
-    ),
-    Layout(
-        "BLOOM",
-        _linear(
-            w_qkv="self_attention.query_key_value",
-            w_o="self_attention.dense",
-            norm="input_layernorm",
-        ),
-        inside="self_attention.",
-        needed=FUSED,
-        embedding={
-            "weight": "word_embeddings.weight",
-            "norm.weight": "word_embeddings_layernorm.weight",
-            "norm.bias": "word_embeddings_layernorm.bias",
-        },
-        fused="heads",
-        positions="alibi",
-        is_causal=True,
-        model_types=("bloom",),
-    ),
-    Layout(
-        "Llama",
-        _linear(
-            w_q="self_attn.q_proj",
-            w_k="self_attn.k_proj",
-            w_v="self_attn.v_proj",
-            w_o="self_attn.o_proj",
-            norm="input_layernorm",
-            norm_q="self_attn.q_norm",
-            norm_k="self_attn.k_norm",
-        ),
-        inside="self_attn.",
-        embedding={"weight": "embed_tokens.weight"},
-        rms_norm=True,
-        eps=1e-6,
-        positions="rope",
-        is_causal=True,
-        model_types=("llama", "mistral", "mixtral", "qwen2", "qwen3", "qwen2_moe", "qwen3_moe"),
-    ),
+    NANOGPT,
+    replace(NANOGPT, names=_linear(w_qkv="c_attn", w_o="c_proj"), inside=""),
     Layout(
         "Meta's Llama",
         _linear(
@@ -323,79 +206,38 @@ LAYOUTS = (
         is_causal=True,
     ),
     Layout(
-        "ViT",
-        _linear(
-            w_q="attention.attention.query|attention.q_proj",
-            w_k="attention.attention.key|attention.k_proj",
-            w_v="attention.attention.value|attention.v_proj",
-            w_o="attention.output.dense|attention.o_proj",
-            norm="layernorm_before",
-        ),
-        inside="attention.",
-        eps=1e-12,
-        model_types=("vit", "deit", "vit_mae", "vit_msn"),
-    ),
-    Layout(
         "timm ViT",
         _linear(w_qkv="attn.qkv", w_o="attn.proj", norm="norm1"),
         inside="attn.",
-        needed=FUSED,
-        fused="rows",
+        needed=(*FUSED, "norm.weight"),
         eps=1e-6,
-    ),
-    Layout(
-        "T5",
-        {
-            **_linear(
-                w_q="SelfAttention.q",
-                w_k="SelfAttention.k",
-                w_v="SelfAttention.v",
-                w_o="SelfAttention.o",
-                norm="layer_norm",
-            ),
-            "distances.weight": "SelfAttention.relative_attention_bias.weight",
-        },
-        inside="SelfAttention.",
-        embedding={"weight": "shared.weight|embed_tokens.weight"},
-        rms_norm=True,
-        eps=1e-6,
-        scaled=False,
-        positions="relative",
-        model_types=("t5", "mt5", "umt5"),
-    ),
-    Layout(
-        "T5, cross attention",
-        _linear(
-            w_q="EncDecAttention.q",
-            w_k="EncDecAttention.k",
-            w_v="EncDecAttention.v",
-            w_o="EncDecAttention.o",
-            norm="layer_norm",
-        ),
-        inside="EncDecAttention.",
-        embedding={"weight": "shared.weight|embed_tokens.weight"},
-        norm="queries",
-        rms_norm=True,
-        eps=1e-6,
-        scaled=False,
-        positions="none",
-        model_types=("t5", "mt5", "umt5"),
     ),
     *PLAIN,
 )
 
+TRANSFORMERS = (
+    ("BERT", "attention.self.query.weight", "attention.output.dense.weight"),
+    ("DistilBERT", "attention.q_lin.weight", "attention.out_lin.weight"),
+    ("GPT-J", "attn.q_proj.weight", "attn.out_proj.weight", "ln_1.weight"),
+    ("GPT-NeoX", "attention.query_key_value.weight", "attention.dense.weight"),
+    ("BLOOM", "self_attention.query_key_value.weight", "self_attention.dense.weight"),
+    ("Llama", "self_attn.q_proj.weight", "self_attn.o_proj.weight", "input_layernorm.weight"),
+    ("ViT", "attention.attention.query.weight", "attention.output.dense.weight"),
+    ("ViT", "attention.q_proj.weight", "attention.o_proj.weight", "layernorm_before.weight"),
+    ("T5", "SelfAttention.q.weight", "SelfAttention.o.weight"),
+)
+"""Models of transformers, each with names in a layer that show that a file is one."""
+
 
 @dataclass(frozen=True)
 class Found:
-    """A layout at a place of a file: `prefix` stands before the layer's own names there.
+    """A layout at a place in a file: `prefix` stands before the layer's own names there.
 
-    `names` has our name → the name in the file of each tensor that is there; `head` is the part of
-    the layout's names that the file leaves out, where it holds the attention alone.
+    `names` maps our name of each tensor that is there to its name in the file.
     """
 
     layout: Layout
     prefix: str
-    head: str
     names: Mapping[str, str]
     missing: tuple[str, ...]
     unexpected: tuple[str, ...]
@@ -407,8 +249,8 @@ class Found:
 
     @property
     def place(self) -> str:
-        """What `--weights-prefix` picks this layer by."""
-        return (self.prefix + self.layout.inside.removeprefix(self.head)).rstrip(".")
+        """The value of `--weights-prefix` that picks this layer."""
+        return (self.prefix + self.layout.inside).rstrip(".")
 
     @property
     def is_whole(self) -> bool:
@@ -418,96 +260,85 @@ class Found:
 def find_layers(names: Sequence[str]) -> list[Found]:
     """The layers that `names` hold, each with the layout that fits best, in the file's order.
 
-    Only whole ones, or, where there is none, those that something is missing from or unexpected in.
+    Only whole layers; where there is none, those with missing or unexpected names.
     """
-    found = _candidates(names, whole_names=True)
-    if not any(each.is_whole for each in found):
-        found += _candidates(names, whole_names=False)
+    known = set(names)
     best: dict[str, Found] = {}
-    for each in found:
-        if each.anchor not in best or _rank(each) > _rank(best[each.anchor]):
-            best[each.anchor] = each
+    for layout in LAYOUTS:
+        for prefix in _prefixes(names, layout.anchors):
+            each = _found(layout, prefix, known)
+            if each.anchor not in best or _rank(each) > _rank(best[each.anchor]):
+                best[each.anchor] = each
     whole = [each for each in best.values() if each.is_whole]
     return sorted(whole or best.values(), key=lambda each: _natural(each.place))
 
 
-def as_stored(found: Found, shape: Sequence[int]) -> Found:
-    """`found`, whose anchor has this shape: nanoGPT has GPT-2's names for matrices of nn.Linear."""
-    if found.layout.name == "GPT-2" and len(shape) == 2 and shape[0] == 3 * shape[1]:
-        layout = replace(found.layout, name="nanoGPT", fused="rows", transposed=False)
-        return replace(found, layout=layout)
-    return found
+def _prefixes(names: Iterable[str], tails: Iterable[str]) -> list[str]:
+    """What stands before any of `tails` in `names`, each once."""
+    found = {
+        name.removesuffix(tail): None
+        for tail in tails
+        for name in names
+        if name == tail or name.endswith(f".{tail}")
+    }
+    return list(found)
 
 
 def _rank(found: Found) -> tuple[bool, int, int]:
     return found.is_whole, -len(found.missing) - len(found.unexpected), len(found.names)
 
 
-def _candidates(names: Sequence[str], whole_names: bool) -> list[Found]:
-    known = set(names)
-    places: dict[tuple[int, str, str], None] = {}
-    for i, layout in enumerate(LAYOUTS):
-        for anchor in layout.anchors:
-            if not whole_names and not layout.inside:
-                continue  # a name has no part outside of the attention
-            for head, tail in _tails(anchor, whole_names):
-                for name in names:
-                    if name == tail or name.endswith(f".{tail}"):
-                        places[i, name.removesuffix(tail), head] = None
-    return [_found(LAYOUTS[i], prefix, head, known) for i, prefix, head in places]
-
-
-def _tails(anchor: str, whole_names: bool) -> Iterable[tuple[str, str]]:
-    """(what is left out, what is left) of a name: all of it, or what may stand alone in a file."""
-    if whole_names:
-        yield "", anchor
-        return
-    parts = anchor.split(".")
-    for i in range(1, len(parts) - 1):
-        yield ".".join(parts[:i]) + ".", ".".join(parts[i:])
-
-
-def _found(layout: Layout, prefix: str, head: str, known: set[str]) -> Found:
-    def place(name: str) -> str:
-        """The name in the file; nothing for what lies outside of the part that it holds."""
-        return prefix + name.removeprefix(head) if name.startswith(head) else ""
-
+def _found(layout: Layout, prefix: str, known: set[str]) -> Found:
     names, needed = {}, []
     for ours, theirs in layout.names.items():
-        places = [place(name) for name in theirs.split("|")]
+        places = [prefix + name for name in theirs.split("|")]
         there = next((name for name in places if name in known), None)
         if there is not None:
             names[ours] = there
-        elif ours in layout.needed and any(places):
-            needed.append(next(name for name in places if name))
+        elif ours in layout.needed:
+            needed.append(places[0])
     if "w_qkv.weight" in layout.needed and "w_qkv.weight" not in names and "w_q.weight" in names:
         # torch keeps three matrices where keys or values have a width of their own
-        three = [place(layout.names[ours].split("|")[0]) for ours in NEEDED]
+        three = [prefix + layout.names[ours].split("|")[0] for ours in NEEDED]
         needed = [name for name in three if name not in known]
-    inside = place(layout.inside) if layout.inside.startswith(head) else prefix
-    used = set(names.values())
-    embedding = {prefix + name for each in layout.embedding.values() for name in each.split("|")}
-    embedding.add(f"{prefix}unembedding.weight")
+    inside = prefix + layout.inside
+    expected = {*names.values(), f"{prefix}unembedding.weight"}
+    expected |= {prefix + name for each in layout.embedding.values() for name in each.split("|")}
     strange = [
         name
-        for name in known
-        if name.startswith(inside)
-        and name not in used
-        and name not in embedding
-        and not IGNORED.fullmatch(name.removeprefix(inside))
+        for name in known - expected
+        if name.startswith(inside) and not IGNORED.fullmatch(name.removeprefix(inside))
     ]
-    return Found(layout, prefix, head, names, tuple(needed), tuple(sorted(strange, key=_natural)))
+    return Found(layout, prefix, names, tuple(needed), tuple(sorted(strange, key=_natural)))
+
+
+def require_own_checkpoint(names: Sequence[str], shown: str) -> None:
+    """Raise `InputError` for the checkpoint of a model that `--model` runs."""
+    known = set(names)
+    for model, *tails in TRANSFORMERS:
+        for prefix in _prefixes(names, tails[:1]):
+            if all(prefix + tail in known for tail in tails):
+                raise InputError(not_read(shown, model))
+
+
+def not_read(shown: str, model: str) -> str:
+    """The message for a layout of transformers."""
+    return (
+        f"{shown} has the layout of {model} in transformers, which --weights does not read; "
+        "--model FOLDER runs it, with the config.json beside it"
+    )
 
 
 def pick(names: Sequence[str], shown: str, prefix: str | None) -> list[Found]:
-    """The layer of a file that is meant, or all of a stack of attnviz's own.
+    """The layer that `prefix` picks from a file, or all layers of attnviz's own stack.
 
-    Raises `InputError`, one line, where none is known, where none is whole, or where it is open
-    which one is meant: then it lists the prefixes that pick one, the nearest first.
+    Raises `InputError`, one line, if no layer is known or whole, or if the choice is open: then it
+    lists the prefixes that pick one, the nearest first.
     """
+    require_own_checkpoint(names, shown)
     found = find_layers(names)
     if not found:
-        raise InputError(f"{shown} is in no layout that is known; {_nearest(names)}")
+        raise InputError(f"{shown} has no known layout; {_nearest(names)}")
     if prefix is not None:
         inside = f"{prefix.rstrip('.')}."
         below = [each for each in found if each.anchor.startswith(inside)]
@@ -518,7 +349,7 @@ def pick(names: Sequence[str], shown: str, prefix: str | None) -> list[Found]:
             )
         found = below
     if not found[0].is_whole:
-        raise InputError(f"{shown} is in no layout that is known; {_difference(found[0])}")
+        raise InputError(f"{shown} has no known layout; {_difference(found[0])}")
     if len(found) == 1:
         return found
     first = found[0].prefix.removesuffix("0.")

@@ -24,7 +24,7 @@ from torch import nn
 from attnviz.config import DEVICES, DTYPES, choice
 from attnviz.errors import AttnvizError, ConfigError, InputError, printable
 from attnviz.machine import human_bytes, require_memory, require_package
-from attnviz.sources.attention_modules import Place, places
+from attnviz.sources.attention_modules import AttentionPlace, places
 from attnviz.sources.locating import locate, name_of
 
 HEADS = re.compile(r"pooler|head|classifier|logit|projection|position_ids|score")
@@ -52,9 +52,9 @@ class Outline:
     origin: Mapping[str, Any] = field(default_factory=dict)
 
     @property
-    def towers(self) -> dict[str, list[Place]]:
+    def towers(self) -> dict[str, list[AttentionPlace]]:
         """The stacks of layers with attention, each with its modules."""
-        found: dict[str, list[Place]] = {}
+        found: dict[str, list[AttentionPlace]] = {}
         for place in places(self.network).values():
             found.setdefault(place.tower, []).append(place)
         return found

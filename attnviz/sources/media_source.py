@@ -20,7 +20,7 @@ from torch import Tensor
 from attnviz.errors import ConfigError, InputError, printable
 from attnviz.machine import require_memory
 from attnviz.pipeline import Collector, Line, Pass, Progress, Tokenized
-from attnviz.sources.captured_calls import mask_names, review
+from attnviz.sources.call_tensors import mask_names, review
 from attnviz.sources.capturing import Call, capture
 from attnviz.sources.generating import side_by_side
 from attnviz.sources.loading import LoadedModel, blaming, quiet

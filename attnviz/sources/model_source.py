@@ -20,7 +20,7 @@ from attnviz.measures.words import SEPARATOR, SPECIAL, kind_of
 from attnviz.merging import with_pieces
 from attnviz.pipeline import Collector, Line, Pass, Progress, Tokenized
 from attnviz.scores import Scores
-from attnviz.sources.captured_calls import KEEPABLE, kept_of, mask_names, review, taps_for
+from attnviz.sources.call_tensors import KEEPABLE, kept_of, mask_names, review, taps_for
 from attnviz.sources.capturing import Call, capture
 from attnviz.sources.encoding import Encoded, encode, joined, shifted_right
 from attnviz.sources.generating import Writing, side_by_side, write

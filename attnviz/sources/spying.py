@@ -18,10 +18,10 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
+from attnviz.config import HEAD_COUNTS, first_number
+
 FORBIDDING = -1e4
 """A number as low as this, added to a score, gives weight 0; models use this or a lower one."""
-
-HEAD_COUNTS = ("num_heads", "num_attention_heads", "n_heads", "n_head", "heads")
 
 Function = Callable[..., Any]
 
@@ -128,8 +128,7 @@ def with_heads(tensor: Tensor, module: nn.Module) -> Tensor | None:
 
     None where that number is another: axes that are not what they seem.
     """
-    counts = (getattr(module, name, None) for name in HEAD_COUNTS)
-    heads = next((n for n in counts if isinstance(n, int) and n > 0), None)
+    heads = first_number(module, HEAD_COUNTS) or None
     if tensor.ndim == 4:
         return tensor if heads in (None, tensor.shape[1]) else None
     if heads is None or len(tensor) % heads:

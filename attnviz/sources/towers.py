@@ -7,11 +7,10 @@ from typing import Any
 
 from torch import nn
 
+from attnviz.config import HEAD_COUNTS, first_number
 from attnviz.errors import ConfigError, InputError, printable
-from attnviz.sources.attention_modules import Place, places
+from attnviz.sources.attention_modules import AttentionPlace, places
 from attnviz.wording import noun_for
-
-HEAD_COUNTS = ("num_heads", "num_attention_heads", "n_heads", "n_head")
 
 
 def choose_tower(network: nn.Module, shown: str, wanted: str | None, has_keys: bool) -> str:
@@ -50,7 +49,7 @@ def _name_alone(network: nn.Module) -> str:
     return "decoder" if writes and not fills_in else "encoder"
 
 
-def members(network: nn.Module, tower: str) -> dict[nn.Module, Place]:
+def members(network: nn.Module, tower: str) -> dict[nn.Module, AttentionPlace]:
     """The modules of a tower; "" as a module's tower stands for the only one."""
     return {m: place for m, place in places(network).items() if place.tower in (tower, "")}
 
@@ -85,8 +84,7 @@ def n_heads(network: nn.Module, tower: str) -> int:
     """Query heads of a tower's first layer."""
     module = next(iter(members(network, tower)))
     for owner in (module, getattr(module, "config", None), getattr(network, "config", None)):
-        for name in HEAD_COUNTS:
-            value = getattr(owner, name, None)
-            if isinstance(value, int):
-                return value
+        value = first_number(owner, HEAD_COUNTS)
+        if value is not None:
+            return value
     raise InputError(f"{type(network).__name__} does not say how many heads it has")

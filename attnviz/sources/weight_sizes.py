@@ -1,7 +1,7 @@
-"""The sizes of a layer in a file of weights, and what it does otherwise than the paper's.
+"""The sizes of a layer in a file of weights, and where it differs from the paper's layer.
 
-Shapes tell most; the file's metadata or a `config.json` beside it tell more, and a person the rest.
-Where two of them differ, both are named.
+Most sizes follow from shapes; the others come from the file's metadata, from a `config.json` beside
+it, or from flags. Where two of these contradict each other, the message names both.
 """
 
 from __future__ import annotations
@@ -9,27 +9,30 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
-from attnviz.config import AttentionConfig, Rotary, Variant, check_size, divisors
+from attnviz.config import (
+    HEAD_COUNTS,
+    HEAD_WIDTHS,
+    KV_HEAD_COUNTS,
+    AttentionConfig,
+    Rotary,
+    Variant,
+    check_size,
+    divisors,
+    first_number,
+)
 from attnviz.errors import ConfigError, InputError, printable
-from attnviz.sources.layouts import OURS, PLAIN, Found
+from attnviz.sources.layouts import OURS, PLAIN, Found, not_read
 from attnviz.sources.saved_layers import LAYER, LAYERS
 from attnviz.sources.weight_files import WeightFile
 
-HEADS = ("num_attention_heads", "n_head", "num_heads", "n_heads", "nhead")
-KEY_HEADS = ("num_key_value_heads",)
-WIDTHS = ("head_dim", "d_kv", "kv_channels")
 EPSILONS = ("rms_norm_eps", "layer_norm_eps", "layer_norm_epsilon", "layernorm_epsilon")
-"""What `config.json` files call these numbers."""
-
-LARGEST_NUMBER = 1e15
-"""Bases of rotary positions go up to 10⁸; NaN and infinity are beyond it as well."""
+"""What `config.json` files call this number."""
 
 
 @dataclass(frozen=True)
 class Asked:
-    """What a person says of the weights; None is left to the file."""
+    """What flags say about the weights; None leaves it to the file."""
 
     prefix: str | None = None
     n_heads: int | None = None
@@ -73,13 +76,12 @@ def config_of(
     found: Found,
     asked: Asked,
     own: AttentionConfig | None,
-    notices: list[str],
+    notes: list[str],
 ) -> AttentionConfig:
     """The sizes of a layer, from its shapes and whatever else tells them."""
     layout, beside = found.layout, file.config if found.layout is not OURS else {}
     model_type = beside.get("model_type")
-    checked = layout.model_types or layout in PLAIN
-    if checked and model_type is not None and model_type not in layout.model_types:
+    if model_type is not None and not layout.is_torch:
         raise InputError(
             f"{file.shown} has the names of {layout.name}'s layout, but the config.json beside it "
             f"says model_type {printable(model_type)}, whose attention may differ; --model runs it"
@@ -88,12 +90,12 @@ def config_of(
 
     known = _Known(file.shown)
     known.heads(own.n_heads if own else None, "its metadata")
-    known.heads(_whole(beside, HEADS), "config.json")
+    known.heads(first_number(beside, HEAD_COUNTS), "config.json")
     if "distances.weight" in found.names:
         columns = file.entries[found.names["distances.weight"]].shape[-1:]
         known.heads(columns[0] if columns else None, "its table of distances")
     known.width(own.d_k if own else None, "its metadata")
-    known.width(_whole(beside, WIDTHS), "config.json")
+    known.width(first_number(beside, HEAD_WIDTHS), "config.json")
     if "norm_q.weight" in found.names:
         known.width(file.entries[found.names["norm_q.weight"]].shape[-1], "its norm of q")
     known.heads(asked.n_heads, "--n-heads")
@@ -116,11 +118,11 @@ def config_of(
         kind = file.entries[found.anchor].dtype
         dtype = "float64" if kind == "float64" else "float32"
         if kind in ("bfloat16", "float16"):
-            notices.append(
+            notes.append(
                 f"{kind} weights are computed in float32, which holds them exactly; "
                 f"--dtype {kind} computes in their own type"
             )
-    variant = own.variant if own is not None else _variant(file, found, asked, d_k, notices)
+    variant = own.variant if own is not None else _variant(file, found, asked, notes)
     if own is not None and (asked.norm_first or asked.zero_attn):
         flag = "--norm-first" if asked.norm_first else "--add-zero-attn"
         raise ConfigError(f"{flag} goes with layers of torch; {file.shown} says what its own do")
@@ -196,7 +198,7 @@ class _Known:
 
 def _key_heads(
     file: WeightFile,
-    beside: Mapping[str, Any],
+    beside: Mapping[str, object],
     asked: Asked,
     own: AttentionConfig | None,
     rows: int,
@@ -212,7 +214,7 @@ def _key_heads(
     n = rows // d_k
     said = (
         (own.n_kv_heads if own else None, "its metadata"),
-        (_whole(beside, KEY_HEADS), "config.json"),
+        (first_number(beside, KV_HEAD_COUNTS), "config.json"),
         (asked.n_kv_heads, "--n-kv-heads"),
     )
     for value, who in said:
@@ -234,11 +236,12 @@ def _shapes(file: WeightFile, found: Found) -> tuple[int, dict[str, int], int, i
             raise InputError(
                 f"{file.shown}: {printable(name)} has shape {list(shape)}; a matrix is expected"
             )
-        outputs, inputs = shape[::-1] if found.layout.transposed else shape
-        return outputs, inputs
+        return shape[0], shape[1]
 
     if "w_qkv.weight" in found.names:
         outputs, inputs = matrix("w_qkv.weight")
+        if found.layout.name == "nanoGPT" and inputs == 3 * outputs:
+            raise InputError(not_read(file.shown, "GPT-2"))  # the same names, transposed matrices
         if outputs % 3:
             raise InputError(
                 f"{file.shown}: {printable(found.anchor)} gives {outputs} numbers; "
@@ -249,101 +252,48 @@ def _shapes(file: WeightFile, found: Found) -> tuple[int, dict[str, int], int, i
     return q[1], {"q": q[0], "k": k[0], "v": v[0]}, k[1], v[1]
 
 
-# ── what a layer does otherwise than the paper's ─────────────────────────────────────────────
+# ── where a layer differs from the paper's ──────────────────────────────────────────────────
 
 
-def _variant(file: WeightFile, found: Found, asked: Asked, d_k: int, notices: list[str]) -> Variant:
-    layout, beside = found.layout, file.config
-    norm = layout.norm
-    is_torch = layout.name.startswith("nn.")
-    if asked.zero_attn and not is_torch:
+def _variant(file: WeightFile, found: Found, asked: Asked, notes: list[str]) -> Variant:
+    layout, norm = found.layout, found.layout.norm
+    is_transformer = layout.name.startswith("nn.Transformer")
+    if asked.zero_attn and not layout.is_torch:
         raise ConfigError(f"--add-zero-attn goes with torch's layers; this is {layout.name}'s")
     if asked.norm_first:
-        if not layout.name.startswith("nn.Transformer"):
+        if not is_transformer:
             raise ConfigError(f"--norm-first goes with nn.Transformer's layers, not {layout.name}")
         norm = "before"
-    elif layout.name.startswith("nn.Transformer") and "norm.weight" in found.names:
-        notices.append("the norm is taken to come after the residual; --norm-first for before")
-    if norm in ("before", "queries") and "norm.weight" not in found.names:
-        notices.append("the file has no norm before the attention: the input is taken as normed")
-    if beside.get("scale_attn_by_inverse_layer_idx") is True:
-        raise InputError(
-            f"{file.shown}: config.json divides scores by the layer's number as well, which "
-            "--weights does not do; --model runs it"
-        )
-    for name in ("sliding_window", "attention_window"):
-        size = beside.get(name)
-        if isinstance(size, int) and beside.get("use_sliding_window", True):
-            notices.append(f"config.json has a window of {size}: --window {size} applies it")
+    elif is_transformer and "norm.weight" in found.names:
+        notes.append("the norm is assumed to follow the residual; --norm-first puts it before")
+    if norm == "before" and "norm.weight" not in found.names:
+        notes.append("the file has no norm before the attention: the input must be normed already")
     if layout in PLAIN:
-        notices.append(
-            f"{layout.name} are names that tell nothing of norms, positions or masks: none of them "
-            "is applied but what flags say"
+        notes.append(
+            f"the names {layout.name} show nothing about norms, positions or masks: attnviz "
+            "applies only those that flags give"
         )
-    scaled = layout.scaled and beside.get("scale_attn_weights", True) is not False
-    rotary = _rotary(file, found, d_k) if layout.positions == "rope" else Rotary()
-    if layout.positions == "rope" and not beside:
-        notices.append(
-            f"no config.json beside the weights: rotary base {rotary.base:g} and eps "
-            f"{layout.eps:g} are taken"
-        )
-    in_decoder = "decoder" in found.prefix.split(".")
+    rotary = Rotary(neighbours=layout.neighbours)
+    if layout.positions == "rope":
+        notes.append(f"the file does not give its rotary base: {rotary.base:g} is assumed")
     return Variant(
         norm=norm,
         rms_norm=layout.rms_norm,
-        eps=_number(file, beside, EPSILONS, layout.eps),
-        scaled=scaled,
+        eps=_eps(file, layout.eps),
         rotary=rotary,
-        buckets_both_ways=not (in_decoder or beside.get("is_decoder") is True),
-        furthest=int(_number(file, beside, ("relative_attention_max_distance",), 128)),
         zero_key=asked.zero_attn,
     )
 
 
-def _rotary(file: WeightFile, found: Found, d_k: int) -> Rotary:
-    """How a model's `config.json` has queries and keys turned, in its new words or its old ones."""
-    layout, beside = found.layout, dict(file.config)
-    scaling = beside.get("rope_scaling")
-    for inner in (scaling, beside.get("rope_parameters")):
-        if isinstance(inner, dict):
-            beside.update(inner)
-    kind = beside.get("rope_type", beside.get("type", "default"))
-    if kind not in ("default", "linear", "llama3"):
-        raise InputError(
-            f"{file.shown}: config.json has rotary positions of the type {printable(kind)}; "
-            "--weights knows default, linear and llama3, --model runs it"
-        )
-    share = _number(file, beside, ("partial_rotary_factor", "rotary_pct"), layout.rotary_share)
-    dim = _whole(beside, ("rotary_dim",)) or layout.rotary_dim or int(d_k * share)
-    length = _whole(beside, ("original_max_position_embeddings",)) or 0
-    return Rotary(
-        base=_number(file, beside, ("rope_theta", "rotary_emb_base"), 10000.0),
-        dim=0 if dim == d_k else dim,
-        neighbours=layout.neighbours,
-        factor=1.0 if kind == "default" else _number(file, beside, ("factor",), 1.0),
-        original_length=length if kind == "llama3" else 0,
-        slow=_number(file, beside, ("low_freq_factor",), 1.0),
-        fast=_number(file, beside, ("high_freq_factor",), 4.0),
-    )
-
-
-def _whole(values: Mapping[str, Any], names: Sequence[str]) -> int | None:
-    """The first of `names` that is there as a whole number."""
-    found = (values.get(name) for name in names)
-    return next((v for v in found if isinstance(v, int) and not isinstance(v, bool)), None)
-
-
-def _number(
-    file: WeightFile, values: Mapping[str, Any], names: Sequence[str], default: float
-) -> float:
-    """The first of `names` that is there as a number. Raises `InputError` for none that is used."""
-    for name in names:
-        value = values.get(name)
+def _eps(file: WeightFile, default: float) -> float:
+    """The eps of the norms. Raises `InputError` for a number that cannot be one."""
+    for name in EPSILONS:
+        value = file.config.get(name)
         if isinstance(value, int | float) and not isinstance(value, bool):
-            if not abs(value) < LARGEST_NUMBER:
+            if not 0 <= value < 1:
                 raise InputError(
-                    f"{file.shown}: config.json has {name} {printable(value, 30)}, which is no "
-                    "number for it"
+                    f"{file.shown}: config.json has {name} {printable(value, 30)}; a number from 0 "
+                    "to 1 is expected"
                 )
             return float(value)
     return default

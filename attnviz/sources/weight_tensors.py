@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import torch
 from torch import Tensor
 
 from attnviz.config import AttentionConfig
 from attnviz.errors import InputError, printable
-from attnviz.sources.layouts import OURS, Found
+from attnviz.sources.layouts import Found
 from attnviz.sources.weight_files import WeightFile
 
 
@@ -17,19 +15,13 @@ def tensors_of(file: WeightFile, found: Found, config: AttentionConfig) -> dict[
     """The tensors of `MultiHeadAttention`, each in its own shape."""
     like = {"dtype": getattr(torch, config.dtype), "device": config.device}
     raw = {ours: file.floats(theirs).to(**like) for ours, theirs in found.names.items()}
-    shared = _shared_distances(file, found)
-    if shared is not None:
-        raw["distances.weight"] = file.floats(shared).to(**like)
-    elif config.positions == "relative" and "distances.weight" not in raw:
+    if config.positions == "relative" and "distances.weight" not in raw:
         raise InputError(
-            f"{file.shown}: the layers of {found.layout.name} add a table of distances to the "
-            "scores, which is not in the file"
+            f"{file.shown}: relative positions need a table of distances, which the file lacks"
         )
-    if found.layout.transposed:
-        raw = {name: t.T if name.startswith("w_") and t.ndim == 2 else t for name, t in raw.items()}
     for part in ("weight", "bias"):
         if f"w_qkv.{part}" in raw:
-            thirds = _thirds(raw.pop(f"w_qkv.{part}"), found.layout.fused, config)
+            thirds = raw.pop(f"w_qkv.{part}").chunk(3)
             raw.update(zip((f"w_{name}.{part}" for name in "qkv"), thirds, strict=True))
     for name in ("bias_k", "bias_v"):
         if name in raw:
@@ -44,14 +36,6 @@ def tensors_of(file: WeightFile, found: Found, config: AttentionConfig) -> dict[
     if ("bias_k" in raw) != ("bias_v" in raw):
         raise InputError(f"{file.shown} has one of bias_k and bias_v; both or none are expected")
     return {name: tensor.contiguous() for name, tensor in raw.items()}
-
-
-def _thirds(fused: Tensor, order: str, config: AttentionConfig) -> Sequence[Tensor]:
-    """W_Q, W_K and W_V, or their biases, out of one matrix `[outputs …]`."""
-    if order == "heads":
-        by_head = fused.view(config.n_heads, 3, config.d_k, *fused.shape[1:])
-        return [part.flatten(0, 1) for part in by_head.unbind(1)]
-    return fused.chunk(3)
 
 
 def _expected(config: AttentionConfig) -> dict[str, tuple[int, ...]]:
@@ -83,13 +67,3 @@ def _fits(shape: tuple[int, ...], expected: tuple[int, ...]) -> bool:
         size == wanted or (not wanted and size > 0)
         for size, wanted in zip(shape, expected, strict=True)
     )
-
-
-def _shared_distances(file: WeightFile, found: Found) -> str | None:
-    """T5's table of distances stands in the first layer, for all."""
-    theirs = found.layout.names.get("distances.weight")
-    if theirs is None or "distances.weight" in found.names or found.layout is OURS:
-        return None
-    before, _, _ = found.prefix.partition(".block.")
-    first = f"{before}.block.0.layer.0.{theirs}"
-    return first if first in file.entries else None

@@ -20,8 +20,8 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-from attnviz.render.heatmap import draw_heads, draw_overview
-from attnviz.render.look import Look
+from attnviz.render.attention_pictures import draw_heads, draw_overview
+from attnviz.render.figure_options import FigureOptions
 from attnviz.result import Attention
 
 
@@ -92,9 +92,9 @@ def encode(pages: list[tuple[np.ndarray, bytes]], path: Path) -> None:
 def bench_heads(folder: Path) -> None:
     run = result(12, 12, 64)
     targets = [(la, h, folder / f"{la}-{h}.png") for la in range(12) for h in range(12)]
-    draw_heads(run, 0, targets[:1], Look())  # imports
+    draw_heads(run, 0, targets[:1], FigureOptions())  # imports
     plain_head(run.attention[0, 0, 0], run.key_tokens[0], folder / "plain.png", 9)
-    ours = seconds(lambda: draw_heads(run, 0, targets, Look()), 5)
+    ours = seconds(lambda: draw_heads(run, 0, targets, FigureOptions()), 5)
     plain = seconds(
         lambda: plain_head(run.attention[0, 0, 0], run.key_tokens[0], folder / "plain.png", 9), 5
     )
@@ -110,7 +110,7 @@ def bench_heads(folder: Path) -> None:
 
 def bench_overview(folder: Path) -> None:
     run = result(12, 12, 64)
-    ours = seconds(lambda: draw_overview(run, 0, folder / "all.png", Look()), 3)
+    ours = seconds(lambda: draw_overview(run, 0, folder / "all.png", FigureOptions()), 3)
     plain = seconds(lambda: plain_overview(run, folder / "plain.png"), 1)
     print(f"overview of 144 heads × 64 tokens: {ours:.2f} s")
     print(f"  subplots(12, 12): 1/{plain / ours:.0f} of its time (bar: 1/20)")
@@ -120,10 +120,10 @@ MEMORY = """
 import psutil, resource, sys
 sys.path.insert(0, {here!r})
 from pathlib import Path
-from bench_pictures import Look, draw_overview, result
+from bench_pictures import FigureOptions, draw_overview, result
 run = result(32, 32, 128)
 before = psutil.Process().memory_info().rss // 1024
-draw_overview(run, 0, Path({folder!r}) / "all.png", Look())
+draw_overview(run, 0, Path({folder!r}) / "all.png", FigureOptions())
 print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before, before)
 """
 
