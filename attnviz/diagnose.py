@@ -11,7 +11,6 @@ from dataclasses import dataclass, replace
 from math import prod
 
 from attnviz.config import AttentionConfig, check_size, divisors, head_count_advice
-from attnviz.errors import InputError
 from attnviz.trace import Step
 from attnviz.wording import plural
 
@@ -58,9 +57,7 @@ class Sizes:
     """Sizes as a person gives them, whether they can work or not.
 
     `d_k` left out is d_model / n_heads, `d_v` is `d_k`, `n_kv_heads` is `n_heads`, `keys` is
-    `queries`. `input_width` is the last axis of what goes in, where it is not d_model; `q_width`,
-    `k_width` and `v_width` are what their projections give, where that is not heads times width.
-    `mask` is the shape of a mask over the scores.
+    `queries`. `k_width` is what the projection of keys gives, where that is not heads times width.
     """
 
     d_model: int
@@ -71,11 +68,7 @@ class Sizes:
     batch: int = 1
     queries: int = 6
     keys: int | None = None
-    input_width: int | None = None
-    q_width: int | None = None
     k_width: int | None = None
-    v_width: int | None = None
-    mask: tuple[int, ...] | None = None
 
     @property
     def tk(self) -> int:
@@ -106,44 +99,11 @@ def diagnose(sizes: Sizes) -> Diagnosis | None:
         ("batch", sizes.batch),
         ("queries", sizes.queries),
         ("keys", sizes.keys),
-        ("input width", sizes.input_width),
-        ("q width", sizes.q_width),
         ("k width", sizes.k_width),
-        ("v width", sizes.v_width),
     ):
         if value is not None:
             check_size(flag, value)
-    return (
-        _input_width(sizes)
-        or _head_count(sizes)
-        or _key_heads(sizes)
-        or _projected_widths(sizes)
-        or _mask(sizes)
-    )
-
-
-def _input_width(sizes: Sizes) -> Diagnosis | None:
-    width = sizes.input_width
-    if width is None or width == sizes.d_model:
-        return None
-    return Diagnosis(
-        step="q_projected",
-        problem=f"the input is {width} wide, and W_Q takes d_model {sizes.d_model}",
-        operands=(
-            Operand("x", ("B", "Tq", "?"), (sizes.batch, sizes.queries, width)),
-            Operand("W_Q", ("d_model", "H·d_k"), (sizes.d_model, _width(sizes))),
-        ),
-        factors=(f"the last axis of x, {width}, is summed with d_model, {sizes.d_model}",),
-        fixes=(
-            f"set d_model to {width}",
-            f"or embed the input into {sizes.d_model} numbers a token",
-        ),
-    )
-
-
-def _width(sizes: Sizes) -> int:
-    """What W_Q projects to: heads times their width, d_model where no width is given."""
-    return sizes.d_model if sizes.d_k is None else sizes.n_heads * sizes.d_k
+    return _head_count(sizes) or _key_heads(sizes) or _key_width(sizes)
 
 
 def _head_count(sizes: Sizes) -> Diagnosis | None:
@@ -211,59 +171,29 @@ def _key_heads(sizes: Sizes) -> Diagnosis | None:
     )
 
 
-def _projected_widths(sizes: Sizes) -> Diagnosis | None:
-    d_k = _head_width(sizes)
-    d_v = d_k if sizes.d_v is None else sizes.d_v
+def _key_width(sizes: Sizes) -> Diagnosis | None:
+    width, d_k = sizes.k_width, _head_width(sizes)
     groups = sizes.n_heads if sizes.n_kv_heads is None else sizes.n_kv_heads
-    grouped = groups != sizes.n_heads
-    kind, h = ("key/value heads", "Hkv") if grouped else ("heads", "H")
-    for step, width, count, each, what, axis in (
-        ("q", sizes.q_width, sizes.n_heads, d_k, "heads", "H"),
-        ("k", sizes.k_width, groups, d_k, kind, h),
-        ("v", sizes.v_width, groups, d_v, kind, h),
-    ):
-        need = count * each
-        if width is None or width == need:
-            continue
-        d, t = ("d_v" if step == "v" else "d_k"), ("Tq" if step == "q" else "Tk")
-        length = sizes.queries if step == "q" else sizes.tk
-        whole, rest = divmod(width, each)
-        factors = [f"{width} = {whole}·{each}" + (f" + {rest}" if rest else "")]
-        fixes = [f"project {step.upper()} to {need}"]
-        if rest == 0:
-            fixes.append(f"or keep {width} with {whole} {what}")
-        if width % count == 0:
-            fixes.append(f"or keep {width} with {d} {width // count}")
-        return Diagnosis(
-            step=step,
-            problem=f"{step.upper()} holds {width} numbers a token, and "
-            f"{count} {what} of {d} {each} need {count}·{each} = {need}",
-            operands=(
-                Operand(step, ("B", t, f"{axis}·{d}"), (sizes.batch, length, width)),
-                Operand("view", ("B", t, axis, d), (sizes.batch, length, count, each)),
-            ),
-            factors=tuple(factors),
-            fixes=tuple(fixes),
-        )
-    return None
-
-
-def _mask(sizes: Sizes) -> Diagnosis | None:
-    if sizes.mask is None:
+    if width is None or width == groups * d_k:
         return None
-    scores = (sizes.batch, sizes.n_heads, sizes.queries, sizes.tk)
-    verdict = check_mask_shape(sizes.mask, scores)
-    if verdict.fits:
-        return None
+    kind, axis = ("heads", "H") if groups == sizes.n_heads else ("key/value heads", "Hkv")
+    whole, rest = divmod(width, d_k)
+    factors = [f"{width} = {whole}·{d_k}" + (f" + {rest}" if rest else "")]
+    fixes = [f"project K to {groups * d_k}"]
+    if rest == 0:
+        fixes.append(f"or keep {width} with {whole} {kind}")
+    if width % groups == 0:
+        fixes.append(f"or keep {width} with d_k {width // groups}")
     return Diagnosis(
-        step="masked_scores",
-        problem="the mask does not fit the scores",
+        step="k",
+        problem=f"K holds {width} numbers a token, and "
+        f"{groups} {kind} of d_k {d_k} need {groups}·{d_k} = {groups * d_k}",
         operands=(
-            Operand("mask", verdict.axes, sizes.mask),
-            Operand("scores", SCORE_AXES, scores),
+            Operand("k", ("B", "Tk", f"{axis}·d_k"), (sizes.batch, sizes.tk, width)),
+            Operand("view", ("B", "Tk", axis, "d_k"), (sizes.batch, sizes.tk, groups, d_k)),
         ),
-        factors=verdict.differences,
-        fixes=verdict.fixes,
+        factors=tuple(factors),
+        fixes=tuple(fixes),
     )
 
 
@@ -303,19 +233,19 @@ def _as_wide_as_the_model(step: Step, d_model: int) -> Step:
 # ── sizes that do work, and surprise ─────────────────────────────────────────────────────────
 
 
-def remarks(config: AttentionConfig) -> list[str]:
+def notes_on_sizes(config: AttentionConfig) -> list[str]:
     """What is legal here and looks like a mistake."""
     width, values = config.n_heads * config.d_k, config.n_heads * config.d_v
-    said = []
+    notes = []
     if width != config.d_model:
-        said.append(
+        notes.append(
             f"n_heads·d_k = {config.n_heads}·{config.d_k} = {width} is not d_model "
             f"{config.d_model}, and need not be: the projections are "
             f"{config.d_model}→{width} and {values}→{config.d_model}"
         )
     if config.d_k == 1:
-        said.append("d_k is 1: a head compares one number of a query with one of a key")
-    return said
+        notes.append("d_k is 1: a head compares one number of a query with one of a key")
+    return notes
 
 
 def compare(
@@ -337,81 +267,37 @@ def compare(
 # ── masks ────────────────────────────────────────────────────────────────────────────────────
 
 
-@dataclass(frozen=True)
-class MaskVerdict:
-    """Whether a mask's shape fits scores; `suspicious` where it fits by a coincidence of sizes."""
-
-    fits: bool
-    suspicious: bool
-    axes: tuple[str, ...]
-    differences: tuple[str, ...]
-    fixes: tuple[str, ...]
-    text: str
-
-
-def explain_mask_shape(mask_shape: Sequence[int], scores_shape: Sequence[int]) -> str:
-    """How a mask meets scores `[B H Tq Tk]`, axis by axis, in one line; see `check_mask_shape`."""
-    return check_mask_shape(mask_shape, scores_shape).text
-
-
-def check_mask_shape(mask_shape: Sequence[int], scores_shape: Sequence[int]) -> MaskVerdict:
-    """Compare a mask's shape with that of scores `[B H Tq Tk]`.
+def mask_misfit(mask: Sequence[int], scores: Sequence[int]) -> str:
+    """Why a mask does not fit scores `[B H Tq Tk]`, and what would; "" where it does.
 
     Shapes meet as broadcasting has them meet: from the last axis backwards, a length of 1 fits any.
-    Raises `InputError` when `scores_shape` has not four axes, or a length is negative.
     """
-    mask, scores = tuple(mask_shape), tuple(scores_shape)
-    if len(scores) != 4:
-        raise InputError(f"scores {shown(scores)} have {len(scores)} axes; [B H Tq Tk] is expected")
-    for name, shape in (("mask", mask), ("scores", scores)):
-        if any(n < 0 for n in shape):
-            raise InputError(f"{name} {shown(shape)} has a negative length")
-    batch, _, queries, keys = scores
+    mask, scores = tuple(mask), tuple(scores)
+    batch, heads, queries, keys = scores
     if len(mask) > 4:
         extra = len(mask) - 4
         fix = "drop the leading axes of length 1" if prod(mask[:extra]) == 1 else "use [B H Tq Tk]"
-        return _verdict(mask, scores, ("?",) * len(mask), (f"{len(mask)} axes, not 4",), (fix,))
-    met = SCORE_AXES[4 - len(mask) :]
-    differences = tuple(
-        f"{WORDS[axis]} {n} ≠ {want}"
-        for axis, n, want in zip(met, mask, scores[4 - len(mask) :], strict=True)
-        if n not in (1, want)
-    )
-    if len(mask) == 3 and mask[0] == batch != 1 and _rest_fits(mask[1:], (queries, keys)):
-        return _batch_meets_heads(mask, scores)
-    if len(mask) == 2 and mask == (batch, keys) and batch != 1:
-        return _batch_meets_queries(mask, scores)
+        return f"{len(mask)} axes, not 4; {fix}"
+    met = zip(SCORE_AXES[4 - len(mask) :], mask, scores[4 - len(mask) :], strict=True)
+    differences = [f"{WORDS[axis]} {n} ≠ {want}" for axis, n, want in met if n not in (1, want)]
     if not differences:
-        return _verdict(mask, scores, met, (), ())
-    return _verdict(mask, scores, met, differences, _mask_fixes(mask, scores))
-
-
-def _rest_fits(rest: tuple[int, ...], want: tuple[int, ...]) -> bool:
-    return all(n in (1, size) for n, size in zip(rest, want, strict=True))
-
-
-def _batch_meets_heads(mask: tuple[int, ...], scores: tuple[int, ...]) -> MaskVerdict:
-    """`[B Tq Tk]`: what was meant for sequences lies along the heads."""
-    batch, heads = scores[:2]
-    fix = f"add the head axis: mask[:, None] is [B 1 Tq Tk] = {shown((mask[0], 1, *mask[1:]))}"
-    axes = ("B", "Tq", "Tk")
-    if batch != heads:
-        return _verdict(mask, scores, axes, (f"B meets H: batch {batch} ≠ heads {heads}",), (fix,))
-    why = f"B meets H: it fits only since both are {batch}"
-    other = f"a map for each head would be [1 H Tq Tk] = {shown((1, heads, *mask[1:]))}"
-    return _verdict(mask, scores, axes, (why,), (fix, other), by_chance=True)
-
-
-def _batch_meets_queries(mask: tuple[int, ...], scores: tuple[int, ...]) -> MaskVerdict:
-    """`[B Tk]`, as padding often comes: its rows lie along the queries."""
-    batch, _, queries, keys = scores
-    padding = f"mask[:, None, None, :] is [B 1 1 Tk] = {shown((batch, 1, 1, keys))}"
-    if batch != queries:
-        why = f"B meets Tq: batch {batch} ≠ queries {queries}"
-        return _verdict(mask, scores, ("B", "Tk"), (why,), (f"for padded keys, {padding}",))
-    why = f"fits as [Tq Tk], the same for all sequences; B is {batch} as well"
-    fix = f"if its rows are sequences, {padding}"
-    return _verdict(mask, scores, ("Tq", "Tk"), (why,), (fix,), by_chance=True)
+        return ""
+    if (
+        len(mask) == 3
+        and mask[0] == batch
+        and all(n in (1, size) for n, size in zip(mask[1:], (queries, keys), strict=True))
+    ):  # what was meant for sequences lies along the heads
+        shape = shown((batch, 1, *mask[1:]))
+        return (
+            f"B meets H: batch {batch} ≠ heads {heads}; add the head axis: mask[:, None] is "
+            f"[B 1 Tq Tk] = {shape}"
+        )
+    if mask == (batch, keys):  # as padding often comes: its rows lie along the queries
+        return (
+            f"B meets Tq: batch {batch} ≠ queries {queries}; for padded keys, "
+            f"mask[:, None, None, :] is [B 1 1 Tk] = {shown((batch, 1, 1, keys))}"
+        )
+    return "; ".join((", ".join(differences), *_mask_fixes(mask, scores)))
 
 
 def _mask_fixes(mask: tuple[int, ...], scores: tuple[int, ...]) -> tuple[str, ...]:
@@ -434,49 +320,13 @@ def _mask_fixes(mask: tuple[int, ...], scores: tuple[int, ...]) -> tuple[str, ..
     return tuple(fixes) or (f"a mask is {shown(scores)}, with 1 where an axis is the same for all",)
 
 
-def _verdict(
-    mask: tuple[int, ...],
-    scores: tuple[int, ...],
-    axes: tuple[str, ...],
-    differences: tuple[str, ...],
-    fixes: tuple[str, ...],
-    by_chance: bool = False,
-) -> MaskVerdict:
-    fits = not differences or by_chance
-    met = f"mask {_named(axes, mask)} on scores {_named(SCORE_AXES, scores)}"
-    if differences:
-        text = f"{met}: {', '.join(differences)}; {'; '.join(fixes)}"
-    else:
-        absent = SCORE_AXES[: 4 - len(mask)]
-        ones = (
-            a for a, n, want in zip(axes, mask, scores[4 - len(mask) :], strict=True) if n < want
-        )
-        same = [{"B": "sequences"}.get(a, WORDS[a]) for a in (*absent, *ones)]
-        shared = f"the same for all {' and '.join(same)}" if same else "one for each cell"
-        text = f"{met}: fits, {shared}"
-    return MaskVerdict(fits, by_chance, axes, differences, fixes, text)
-
-
-def _named(axes: tuple[str, ...], shape: tuple[int, ...]) -> str:
-    return f"[{' '.join(f'{a}={n}' for a, n in zip(axes, shape, strict=True))}]"
-
-
-def explain_torch_mask(
+def torch_mask_misfit(
     mask_shape: Sequence[int], batch: int, heads: int, queries: int, keys: int
 ) -> str:
-    """How a mask meets `nn.MultiheadAttention`, whose `attn_mask` is `[Tq Tk]` or `[B·H Tq Tk]`."""
+    """Why a mask does not fit `nn.MultiheadAttention`, which takes `[Tq Tk]` or `[B·H Tq Tk]`."""
     mask = tuple(mask_shape)
     want = (batch * heads, queries, keys)
     wants = f"[B·H Tq Tk] = {shown(want)} ({batch}·{heads} maps, heads fastest)"
-    if mask == (queries, keys):
-        return (
-            f"mask {shown(mask)} fits nn.MultiheadAttention: the same for all sequences and heads"
-        )
-    if mask == want:
-        return (
-            f"mask {shown(mask)} fits nn.MultiheadAttention if heads are fastest, as "
-            f"repeat_interleave({heads}, 0) has it; repeat gives the same shape and wrong maps"
-        )
     if mask == (batch, queries, keys):
         return (
             f"mask {shown(mask)} has one map for each of {batch} sequences; nn.MultiheadAttention "

@@ -35,7 +35,7 @@ from attnviz.diagnose import (
     Sizes,
     compare,
     diagnose,
-    remarks,
+    notes_on_sizes,
     steps_until,
 )
 from attnviz.errors import ConfigError, InputError, printable
@@ -325,7 +325,7 @@ def print_flow(flow: Flow, form: str, source: bool, expand: bool) -> None:
     console = make_console()
     print_facts(console, flow.facts)
     if flow.layer is not None:
-        print_facts(console, [("note", words) for words in remarks(flow.layer)])
+        print_facts(console, [("note", words) for words in notes_on_sizes(flow.layer)])
     result("")
     print_trace(flow.steps, console, sizes=flow.sizes, **looks)
     if "cache" in flow.config:

@@ -32,10 +32,10 @@ from attnviz.config import HEAD_COUNTS, HEAD_WIDTHS, KV_HEAD_COUNTS
 from attnviz.diagnose import (
     SCORE_AXES,
     Sizes,
-    check_mask_shape,
     diagnose,
-    explain_torch_mask,
+    mask_misfit,
     shown,
+    torch_mask_misfit,
 )
 from attnviz.errors import InputError, printable
 from attnviz.machine import require_memory
@@ -1114,10 +1114,7 @@ def _why_letters(
 
 def _mask_on_scores(mask: Sequence[int], scores: Sequence[int]) -> str:
     """Where a mask does not fit scores [B H Tq Tk], and what would; nothing where it does."""
-    if len(scores) != len(SCORE_AXES):
-        return ""
-    verdict = check_mask_shape(mask, scores)
-    return "" if verdict.fits else "; ".join((", ".join(verdict.differences), *verdict.fixes))
+    return mask_misfit(mask, scores) if len(scores) == len(SCORE_AXES) else ""
 
 
 def _torch_mask(args: list[Any], kwargs: dict[str, Any], run: _ModuleRun, plan: _Plan) -> str:
@@ -1132,7 +1129,7 @@ def _torch_mask(args: list[Any], kwargs: dict[str, Any], run: _ModuleRun, plan: 
     given = [a for a, spec in zip(plan.axes, plan.specs, strict=True) if not spec.is_mask]
     if any(axes[:2] == (names[1], names[0]) for axes in given):
         names, query = (names[1], names[0], names[2]), query.transpose(0, 1)
-    words = explain_torch_mask(mask.shape, batch, heads, queries, len(key))
+    words = torch_mask_misfit(mask.shape, batch, heads, queries, len(key))
     return f"{TORCH_OWN} of [{' '.join(names)}] = {shown(query.shape)}: {words}"
 
 
