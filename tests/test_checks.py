@@ -19,7 +19,7 @@ from attnviz.checks import Finding, Place, Report, assert_attention, check, scan
 from attnviz.checks.checked_weights import Bfloat16, CheckedWeights
 from attnviz.checks.head_tensors import alibi_slopes, read_heads, rotated
 from attnviz.checks.precision import precision_of, row_tolerance
-from attnviz.checks.reading_weights import lengths_of, make_subject
+from attnviz.checks.reading_weights import lengths_of, read_weights
 from attnviz.checks.report import CHECKS, number, ranges
 from attnviz.errors import ConfigError, InputError
 
@@ -777,7 +777,7 @@ def test_every_form_of_weights_gives_the_same_report() -> None:
     assert check(weights.transpose(1, 3, 4, 2, 0), axes="B Q K H L", causal=True) == wanted
     assert check(weights.tolist(), causal=True).failures[0].count == 1
     assert [check(weights[0, 0, 0]).sizes["H"], check(weights[0, 0]).sizes["H"]] == [1, 3]
-    assert make_subject(make_subject(weights)).shape == (2, 2, 3, 7, 7)
+    assert read_weights(read_weights(weights)).shape == (2, 2, 3, 7, 7)
 
 
 def test_bfloat16_is_read_as_it_is() -> None:
@@ -785,7 +785,7 @@ def test_bfloat16_is_read_as_it_is() -> None:
     assert list(check(tensor, causal=True)) == []
     raw = tensor.view(torch.int16).numpy().view("V2")
     assert list(check(raw, causal=True)) == []
-    subject = make_subject(tensor)
+    subject = read_weights(tensor)
     lazy = CheckedWeights([Bfloat16(layer) for layer in raw], subject.queries, subject.keys)
     assert lazy.dtype == "bfloat16"
     np.testing.assert_array_equal(lazy.layer(1), tensor[1].float().numpy())
@@ -1023,7 +1023,7 @@ ERRORS: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
     "padding twice": (
         {"weights": np.eye(3), "padding_mask": [[1, 1, 1]], "lengths": [3]},
         ConfigError,
-        "lengths and padding_mask both tell the padding; give one of them",
+        "lengths and padding_mask both give the padding; give one of them",
     ),
     "a tolerance": (
         {"weights": np.eye(3), "tolerance": -1.0},
@@ -1136,7 +1136,7 @@ def test_key_heads_side_by_side_are_counted_by_the_width_of_a_query() -> None:
     assert list(check(weights, expect=(q, merged))) == []
     context = weights @ k.repeat_interleave(2, 1)
     assert list(check(weights, expect=(q, merged, merged), context=context)) == []
-    subject = make_subject(weights)
+    subject = read_weights(weights)
     assert read_heads("k", merged, subject, of_keys=True, width=10).n_heads == 2
 
 

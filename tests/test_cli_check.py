@@ -367,7 +367,7 @@ ERRORS = {
     ),
     "--expect q.npy k.npy": "Missing argument 'FILE' (see attnviz check --help)",
     "right.npy --lengths 5,3 --padding-mask m.npy": (
-        "--padding-mask and --lengths both tell the padding; give one of them"
+        "--padding-mask and --lengths both give the padding; give one of them"
     ),
     "right.npy --junit check.txt": "--junit check.txt: the suffix must be .xml",
     "right.npy --junit there.xml": (

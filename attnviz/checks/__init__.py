@@ -56,19 +56,19 @@ def check(
         ConfigError: arguments that do not go together.
     """
     from attnviz.checks.expected_masks import mask_settings, with_masks
-    from attnviz.checks.reading_weights import lengths_of, make_subject
+    from attnviz.checks.reading_weights import lengths_of, read_weights
     from attnviz.checks.recomputed_weights import read_tensors
 
     if padding_mask is not None and lengths is not None:
-        raise ConfigError("lengths and padding_mask both tell the padding; give one of them")
+        raise ConfigError("lengths and padding_mask both give the padding; give one of them")
     if tolerance is not None and not 0 <= tolerance < 1:
         raise ConfigError(f"tolerance is {tolerance}; 0 to below 1 is expected")
-    checked = make_subject(weights, axes, lengths, key_lengths, pad_side, tokens, key_tokens)
+    checked = read_weights(weights, axes, lengths, key_lengths, pad_side, tokens, key_tokens)
     if padding_mask is not None:
         _, batch, _, queries, keys = checked.shape
         of_keys, side = lengths_of(padding_mask, batch, keys)
         of_queries = of_keys if queries == keys and lengths is None else lengths
-        checked = make_subject(weights, axes, of_queries, of_keys, side, tokens, key_tokens)
+        checked = read_weights(weights, axes, of_queries, of_keys, side, tokens, key_tokens)
     checked = with_masks(checked, mask_settings(masks, mask, mask_name))
     tensors = None
     if expect is not None or context is not None:

@@ -20,7 +20,7 @@ AXES = {2: "Q K", 3: "H Q K", 4: "B H Q K", 5: "L B H Q K"}
 """What the axes of an array are taken for where nothing is said, by their number."""
 
 
-def make_subject(
+def read_weights(
     weights: Any,
     axes: str | None = None,
     lengths: Sequence[int] | None = None,
