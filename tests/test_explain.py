@@ -22,16 +22,11 @@ from attnviz import masks
 from attnviz.config import AttentionConfig
 from attnviz.divergence import entropy
 from attnviz.errors import InputError
-from attnviz.render.explain import (
-    NEEDED,
-    WANTED,
-    Explanation,
-    explain,
-    explanation_as_json,
-    find_query,
-)
 from attnviz.render.explain_digits import TOP_KEYS, number, shown_keys
 from attnviz.render.explain_page import print_explanation
+from attnviz.render.explanation import NEEDED, WANTED, Explanation, explain
+from attnviz.render.explanation_json import explanation_as_json
+from attnviz.render.query_lookup import find_query
 from attnviz.render.visible import cells
 from attnviz.result import Attention
 from attnviz.tokens import Batch, from_texts, make_batch, make_vocabulary

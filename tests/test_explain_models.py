@@ -14,7 +14,8 @@ from attnviz.sources.run import Run
 from test_explain import agrees, examples, grid, make, page
 from tiny_models import BERT, GPT2, LLAMA, T5, tiny
 
-from attnviz.render.explain import Explanation, explain, explanation_as_json
+from attnviz.render.explanation import Explanation, explain
+from attnviz.render.explanation_json import explanation_as_json
 
 KEPT = ("q", "k", "v", "context", "q_rotated", "k_rotated", "products", "scores")
 BIASED = (*KEPT, "position_bias", "biased")

@@ -65,11 +65,14 @@ def explain(
     import numpy as np
 
     from attnviz.collectors.whole_maps import WholeMaps
-    from attnviz.render import explain as numbers
     from attnviz.render.console import make_console
     from attnviz.render.explain_page import print_explanation
+    from attnviz.render.explanation import WANTED
+    from attnviz.render.explanation import explain as explain_query
+    from attnviz.render.explanation_json import explanation_as_json
+    from attnviz.render.query_lookup import find_query
 
-    maps = WholeMaps(numbers.WANTED)
+    maps = WholeMaps(WANTED)
     with Work() as work:
         tokens = source.tokens(texts)
         done = source.run(tokens, maps, [layer_number], work.stage)
@@ -83,20 +86,20 @@ def explain(
         verdict = np.pad(allowed, [(0, 0)] * 3 + [(0, beside)], constant_values=True)
         verdicts.append((rule.name, verdict))
     w_o = done.modules[layer_number].w_o if done.modules else None
-    explanation = numbers.explain(
+    explanation = explain_query(
         attention,
         done.steps,
         sequence,
         attention.layer_numbers.index(layer_number),
         head,
-        numbers.find_query(attention, sequence, query),
+        find_query(attention, sequence, query),
         verdicts=verdicts,
         w_o=None if w_o is None else w_o.weight.detach().double().cpu().numpy(),
     )
     for note in (*tokens.notes, *done.notes):
         remark(note)
     if as_json:
-        document = numbers.explanation_as_json(explanation)
+        document = explanation_as_json(explanation)
         result(json.dumps(document, ensure_ascii=True, indent=1, allow_nan=False))
     else:
         print_explanation(explanation, make_console())

@@ -9,7 +9,7 @@ from math import ceil, floor, log10
 import numpy as np
 import numpy.typing as npt
 
-from attnviz.render.explain import ROUNDING, Explanation, Floats
+from attnviz.render.explanation import ROUNDING, Explanation, Floats
 
 MOST_KEYS = 16
 """Up to so many keys, all are shown."""

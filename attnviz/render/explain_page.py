@@ -12,7 +12,6 @@ from rich.text import Text
 
 from attnviz.divergence import entropy
 from attnviz.render.console import ascii_only, flow, write
-from attnviz.render.explain import ROUNDING, Explanation, Floats
 from attnviz.render.explain_digits import (
     choose_digits,
     full_digits,
@@ -24,6 +23,7 @@ from attnviz.render.explain_digits import (
     significant,
     weighted,
 )
+from attnviz.render.explanation import ROUNDING, Explanation, Floats
 from attnviz.render.visible import cells, fit, notation, shorten, visible
 from attnviz.wording import plural
 

@@ -18,7 +18,6 @@ from PIL import Image
 from attnviz.errors import InputError
 from attnviz.render.axes import TokenAxis
 from attnviz.render.drawing import CellSize, Drawing, PlacedPanel
-from attnviz.render.explain import find_query
 from attnviz.render.figure_options import FigureOptions
 from attnviz.render.fonts import Fonts
 from attnviz.render.head_panels import caption_of
@@ -26,6 +25,7 @@ from attnviz.render.labels import label
 from attnviz.render.layout import Heading, PanelLayout, grid
 from attnviz.render.palette import COLOURS, palette
 from attnviz.render.panel import WEIGHT, CellKinds, Pair, Panel, head_names
+from attnviz.render.query_lookup import find_query
 from attnviz.render.raster import png, rasterize
 from attnviz.render.scales import LinearScale, Scale
 from attnviz.result import Attention

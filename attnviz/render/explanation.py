@@ -1,4 +1,4 @@
-"""One query of one head in numbers: what `attnviz explain` shows, and finding the query.
+"""One query of one head in numbers: what `attnviz explain` shows.
 
 Every number is the run's own: a copy of what the taps caught. What no tap catches (a norm, exp
 of a score minus the largest) is worked out from those copies, and labelled as derived. On paper,
@@ -7,12 +7,10 @@ each printed number follows from the printed numbers before it, to within 1 in i
 
 from __future__ import annotations
 
-import difflib
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from math import isfinite, sqrt
+from math import sqrt
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -24,8 +22,6 @@ from attnviz.wording import plural
 if TYPE_CHECKING:
     from attnviz.result import Attention
     from attnviz.trace import Step
-
-FORMAT, VERSION = "attnviz.explain", 1
 
 NEEDED = ("q", "k", "v", "products", "scores", "context")
 """Taps that a run must keep to be explained."""
@@ -47,6 +43,7 @@ CLOSE = 2.0**-7
 
 Floats = npt.NDArray[np.float64]
 Bools = npt.NDArray[np.bool_]
+Taps = Mapping[str, npt.NDArray[Any]]
 
 
 # ── the numbers ──────────────────────────────────────────────────────────────────────────────
@@ -192,15 +189,8 @@ def explain(
         InputError: a number that is out of range, a tap that was not kept, a mask or matrix that
             does not fit, verdicts that do not combine to the run's own mask.
     """
-    layers, batch, heads, queries = result.attention.shape[:4]
-    for name, value, size in (
-        ("sequence", sequence, batch),
-        ("layer", layer, layers),
-        ("head", head, heads),
-        ("query", query, queries),
-    ):
-        if not 0 <= value < size:
-            raise InputError(f"{name} {value} is not in this run, which has {_range(size, name)}")
+    at = (layer, sequence, head)
+    _require_in_range(result, at, query)
     kept = result.kept
     is_scaled = "scores" in kept or "biased" not in kept
     missing = [name for name in NEEDED if name not in kept and (name != "scores" or is_scaled)]
@@ -208,8 +198,6 @@ def explain(
         raise InputError(
             f"the run did not keep {', '.join(missing)}; {', '.join(NEEDED)} are needed"
         )
-
-    at = (layer, sequence, head)
     mask = result.allowed[layer, sequence]
     allowed = mask[head if len(mask) > 1 else 0, query]
     named = tuple((name, _verdict(name, rule, result, at, query)) for name, rule in verdicts)
@@ -218,55 +206,97 @@ def explain(
             f"the masks {', '.join(printable(name) for name, _ in named)} do not combine to the "
             f"mask of the run for query {query}"
         )
-    tokens = result.query_tokens[sequence]
-    twins = [i for i, token in enumerate(tokens) if token == tokens[query]]
-    projected = kept.get("projected")
-    of_q = [name for name in ("q_normed", "q_rotated") if name in kept]
-    of_k = [name for name in ("k_normed", "k_rotated") if name in kept]
     is_foreign = bool(steps) and all(step.name != "products" for step in steps)
-    products = kept["products"][at][query]
-    scaled = kept["scores"][at][query] if is_scaled else products
     return Explanation(
-        layer=result.layer_numbers[layer],
-        head=head,
-        sequence=sequence,
-        query=query,
-        n_layers=layers,
-        names_layer=result.names_layers,
-        n_heads=heads,
-        batch_size=batch,
-        query_token=tokens[query],
-        query_position=int(result.query_positions[sequence, query]),
-        query_is_padding=not result.query_valid[sequence, query],
-        occurrence=(twins.index(query) + 1, len(twins)),
-        # a key of the layer's own after the tokens makes no other text
-        is_cross=result.key_tokens[sequence][: len(tokens)] != tokens,
-        key_tokens=result.key_tokens[sequence],
-        key_positions=result.key_positions[sequence].copy(),
-        key_is_padding=~result.key_valid[sequence],
-        source=result.source,
-        trained=result.trained,
-        dtype=str(result.config.get("dtype", result.attention.dtype)),
-        masks=result.masks,
-        q=_float64(kept[["q", *of_q][-1]][at][query]),
-        k=_float64(_of_group(kept[["k", *of_k][-1]], at, heads)),
-        v=_float64(_of_group(kept["v"], at, heads)),
-        done_to_q=tuple(of_q),
-        products=_float64(products),
-        scale=_divisor(products, scaled, kept["q"].shape[-1]) if is_scaled else 1.0,
-        scaled=_float64(scaled),
-        bias=_bias(kept, at, query, is_foreign),
-        scores=_float64(kept["biased"][at][query] if "biased" in kept else scaled),
+        **_identity(result, at, query),
+        **_vectors(kept, at, query, result.n_heads),
+        **_scores(kept, at, query, is_scaled, is_foreign),
         allowed=allowed.copy(),
         verdicts=named,
         weights=_float64(result.attention[at][query]),
-        context=_float64(kept["context"][at][query]),
-        projected=None if projected is None else _float64(projected[layer, sequence, query]),
         parts=None if w_o is None else _parts(kept["context"], w_o, at, query),
         steps=tuple(step for step in steps if step.name in (*WANTED, "masked_scores", "weights")),
         is_normed=any(step.name == "normed" for step in steps),
         is_foreign=is_foreign,
     )
+
+
+At = tuple[int, int, int]
+"""Layer, sequence and head, as indices of an array `[L B H …]`."""
+
+
+def _require_in_range(result: Attention, at: At, query: int) -> None:
+    layers, batch, heads, queries = result.attention.shape[:4]
+    for name, value, size in zip(
+        ("layer", "sequence", "head", "query"),
+        (*at, query),
+        (layers, batch, heads, queries),
+        strict=True,
+    ):
+        if not 0 <= value < size:
+            numbers = f"0 to {size - 1}" if size > 1 else "number 0"
+            raise InputError(
+                f"{name} {value} is not in this run, which has {plural(size, name)}, {numbers}"
+            )
+
+
+def _identity(result: Attention, at: At, query: int) -> dict[str, Any]:
+    """The fields that say which query of which run this is."""
+    layer, sequence, head = at
+    tokens, key_tokens = result.query_tokens[sequence], result.key_tokens[sequence]
+    twins = [i for i, token in enumerate(tokens) if token == tokens[query]]
+    return {
+        "layer": result.layer_numbers[layer],
+        "head": head,
+        "sequence": sequence,
+        "query": query,
+        "n_layers": result.n_layers,
+        "names_layer": result.names_layers,
+        "n_heads": result.n_heads,
+        "batch_size": result.batch_size,
+        "query_token": tokens[query],
+        "query_position": int(result.query_positions[sequence, query]),
+        "query_is_padding": not result.query_valid[sequence, query],
+        "occurrence": (twins.index(query) + 1, len(twins)),
+        # keys of the layer's own after the tokens do not make another text
+        "is_cross": key_tokens[: len(tokens)] != tokens,
+        "key_tokens": key_tokens,
+        "key_positions": result.key_positions[sequence].copy(),
+        "key_is_padding": ~result.key_valid[sequence],
+        "source": result.source,
+        "trained": result.trained,
+        "dtype": str(result.config.get("dtype", result.attention.dtype)),
+        "masks": result.masks,
+    }
+
+
+def _vectors(kept: Taps, at: At, query: int, heads: int) -> dict[str, Any]:
+    """q, k and v as they were used, and what came of them."""
+    layer, sequence, _ = at
+    of_q = [name for name in ("q_normed", "q_rotated") if name in kept]
+    of_k = [name for name in ("k_normed", "k_rotated") if name in kept]
+    projected = kept.get("projected")
+    return {
+        "q": _float64(kept[["q", *of_q][-1]][at][query]),
+        "k": _float64(_of_group(kept[["k", *of_k][-1]], at, heads)),
+        "v": _float64(_of_group(kept["v"], at, heads)),
+        "done_to_q": tuple(of_q),
+        "context": _float64(kept["context"][at][query]),
+        "projected": None if projected is None else _float64(projected[layer, sequence, query]),
+    }
+
+
+def _scores(kept: Taps, at: At, query: int, is_scaled: bool, is_foreign: bool) -> dict[str, Any]:
+    """The way from products to scores."""
+    products = kept["products"][at][query]
+    scaled = kept["scores"][at][query] if is_scaled else products
+    return {
+        "products": _float64(products),
+        "scale": _divisor(products, scaled, kept["q"].shape[-1]) if is_scaled else 1.0,
+        "scaled": _float64(scaled),
+        "bias": _bias(kept, at, query, is_foreign),
+        "scores": _float64(kept["biased"][at][query] if "biased" in kept else scaled),
+    }
 
 
 def _divisor(products: npt.NDArray[Any], scaled: npt.NDArray[Any], d_k: int) -> float:
@@ -283,9 +313,7 @@ def _divisor(products: npt.NDArray[Any], scaled: npt.NDArray[Any], d_k: int) -> 
     return whole if abs(found - whole) < 1e-5 * whole else found
 
 
-def _bias(
-    kept: Mapping[str, npt.NDArray[Any]], at: tuple[int, int, int], query: int, is_foreign: bool
-) -> Floats | None:
+def _bias(kept: Taps, at: At, query: int, is_foreign: bool) -> Floats | None:
     """What places added to this query's scores; attnviz's own table has the heads last."""
     layer, sequence, head = at
     if "alibi" in kept:
@@ -297,7 +325,7 @@ def _bias(
     return None
 
 
-def _of_group(kept: npt.NDArray[Any], at: tuple[int, int, int], heads: int) -> npt.NDArray[Any]:
+def _of_group(kept: npt.NDArray[Any], at: At, heads: int) -> npt.NDArray[Any]:
     """Keys or values `[L B Hkv Tk d]` as a query head sees them: those of its group."""
     layer, sequence, head = at
     return np.asarray(kept[layer, sequence, head * kept.shape[2] // heads])
@@ -307,18 +335,11 @@ def _float64(array: npt.NDArray[Any]) -> Floats:
     return np.array(array, dtype=np.float64)
 
 
-def _range(size: int, name: str) -> str:
-    if size == 1:
-        return f"1 {name}, number 0"
-    plural = {"query": "queries"}.get(name, f"{name}s")
-    return f"{size} {plural}, 0 to {size - 1}"
-
-
 def _verdict(
     name: str,
     rule: npt.NDArray[np.bool_],
     result: Attention,
-    at: tuple[int, int, int],
+    at: At,
     query: int,
 ) -> Bools:
     _, batch, heads, queries, keys = result.attention.shape
@@ -331,9 +352,7 @@ def _verdict(
     return np.array(rule[sequence, head if rule.shape[1] > 1 else 0, query])
 
 
-def _parts(
-    context: npt.NDArray[Any], w_o: npt.NDArray[Any], at: tuple[int, int, int], query: int
-) -> Floats:
+def _parts(context: npt.NDArray[Any], w_o: npt.NDArray[Any], at: At, query: int) -> Floats:
     """`[H d_model]`: context_h @ W_O[:, h·d_v : (h+1)·d_v]ᵀ for each head h."""
     layer, sequence, _ = at
     heads, d_v = context.shape[2], context.shape[4]
@@ -345,153 +364,3 @@ def _parts(
     by_head = _float64(w_o).reshape(len(w_o), heads, d_v)
     by_query = _float64(context[layer, sequence, :, query])
     return np.asarray(np.einsum("hv,mhv->hm", by_query, by_head))
-
-
-# ── finding the query ────────────────────────────────────────────────────────────────────────
-
-LISTED = 8
-"""Tokens that an error message lists."""
-
-
-def find_query(result: Attention, sequence: int, text: str) -> int:
-    """The place in the padded batch of the query that a person means by `text`.
-
-    An integer is an index into the sequence's own tokens, from the end where negative. Anything
-    else is a token's text, the first one that equals it; `cat#2` is the second `cat`, and `3#1`
-    the first token with the text `3`. Raises `InputError` that lists candidates.
-    """
-    tokens = result.query_tokens[sequence]
-    length = int(result.lengths[sequence])
-    start = int(np.argmax(result.query_valid[sequence])) if length else 0
-    if re.fullmatch(r"[+-]?[0-9]{1,18}", text):
-        index = int(text)
-        if -length <= index < length:
-            return start + index % length
-        if text not in tokens:
-            has = plural(length, "token")
-            places = f", 0 to {length - 1} or -{length} to -1" if length else ""
-            raise InputError(f"query {text}: sequence {sequence} has {has}{places}")
-    if text in tokens:
-        return tokens.index(text)
-    numbered = re.fullmatch(r"(.+)#([0-9]{1,9})", text, re.DOTALL)
-    if numbered and numbered[1] in tokens:
-        places_of = [i for i, token in enumerate(tokens) if token == numbered[1]]
-        nth = int(numbered[2])
-        if 1 <= nth <= len(places_of):
-            return places_of[nth - 1]
-        known = ", ".join(f"#{n}" for n in range(1, min(len(places_of), LISTED) + 1))
-        raise InputError(
-            f"query {printable(text)}: {printable(numbered[1])} stands {_times(len(places_of))} "
-            f"in sequence {sequence}: {known}"
-        )
-    near = _near(text, tokens[start : start + length])
-    raise InputError(f"query {printable(text)} is no token of sequence {sequence}; {near}")
-
-
-def _times(n: int) -> str:
-    return "once" if n == 1 else f"{n} times"
-
-
-def _near(text: str, tokens: Sequence[str]) -> str:
-    """The tokens most like `text` with their indices, or the first ones where none is like it."""
-    if not tokens:
-        return "it has none"
-    folded: dict[str, list[int]] = {}
-    for i, token in enumerate(tokens):
-        folded.setdefault(token.casefold(), []).append(i)
-    near = difflib.get_close_matches(text.casefold(), list(folded), n=LISTED, cutoff=0.5)
-    places = [i for form in near for i in folded[form]] or list(range(len(tokens)))
-    listed = ", ".join(f"{printable(tokens[i], 20)} ({i})" for i in places[:LISTED])
-    more = f" and {len(places) - LISTED} more" if len(places) > LISTED else ""
-    return f"{'near it' if near else 'its tokens'}: {listed}{more}"
-
-
-# ── JSON ─────────────────────────────────────────────────────────────────────────────────────
-
-
-def explanation_as_json(explanation: Explanation) -> dict[str, Any]:
-    """The document of `--json`: all numbers in full; NaN and infinity are null.
-
-    `derived` lists the fields that no tap caught and that were worked out from those of the run.
-    """
-    from attnviz import __version__
-
-    e = explanation
-    keys = [
-        {
-            "index": i,
-            "position": int(e.key_positions[i]),
-            "token": token,
-            "is_padding": bool(e.key_is_padding[i]),
-            "k": _json(e.k[i]),
-            "product": _json(e.products[i]),
-            "scaled": _json(e.scaled[i]),
-            "bias": None if e.bias is None else _json(e.bias[i]),
-            "score": _json(e.scores[i]),
-            "allowed": bool(e.allowed[i]),
-            "forbidden_by": list(e.forbidding(i)),
-            "shifted": _json(e.shifted[i]),
-            "exp": _json(e.exps[i]),
-            "weight": _json(e.weights[i]),
-            "weight_without_scale": _json(e.weights_without_scale[i]),
-            "v": _json(e.v[i]),
-        }
-        for i, token in enumerate(e.key_tokens)
-    ]
-    return {
-        "format": FORMAT,
-        "version": VERSION,
-        "attnviz": __version__,
-        "source": e.source,
-        "trained": e.trained,
-        "dtype": e.dtype,
-        "masks": list(e.masks),
-        "layer": e.layer,
-        "head": e.head,
-        "sequence": e.sequence,
-        "query": {
-            "index": e.query,
-            "position": e.query_position,
-            "token": e.query_token,
-            "is_padding": e.query_is_padding,
-            "sees_something": e.sees_something,
-            "q": _json(e.q),
-        },
-        "d_k": len(e.q),
-        "d_v": len(e.context),
-        "scale": e.scale,
-        "done_to_q": list(e.done_to_q),
-        "largest_score": _json(e.scores[e.largest]) if e.sees_something else None,
-        "exp_sum": _json(e.total),
-        "keys": keys,
-        "context": _json(e.context),
-        "projection": {
-            "this_head": None if e.parts is None else _json(e.parts[e.head]),
-            "all_heads": None if e.projected is None else _json(e.projected),
-        },
-        "derived": [
-            *(["keys.product", "keys.scaled", "keys.score"] if e.is_foreign else []),
-            "scale",
-            "largest_score",
-            "exp_sum",
-            "keys.shifted",
-            "keys.exp",
-            "keys.weight_without_scale",
-            "projection.this_head",
-        ],
-        "steps": [
-            {
-                "name": step.name,
-                "axes": list(step.axes),
-                "shape": list(step.shape),
-                "source": step.source,
-            }
-            for step in e.steps
-        ],
-    }
-
-
-def _json(value: Any) -> Any:
-    if isinstance(value, np.ndarray):
-        return [_json(x) for x in value.tolist()]
-    return float(value) if isfinite(value) else None
