@@ -15,13 +15,17 @@ TOLERANCE = 0.02
 
 
 def weight_warnings(
-    result: Attention, sequences: Sequence[int], pairs: Sequence[tuple[int, int]]
+    result: Attention,
+    sequences: Sequence[int],
+    pairs: Sequence[tuple[int, int]],
+    softmax: str = "--softmax",
 ) -> list[str]:
     """Warnings about the heads, (index of the layer, head), of these sequences.
 
     They name numbers that are NaN or infinite, weights below 0, rows that do not sum to 1, and
     weight where the mask forbids it. Rows of padding do not count, nor does the weight of special
-    tokens that are hidden. One head is read at a time.
+    tokens that are hidden. One head is read at a time. `softmax` is the command or flag that makes
+    weights of scores.
     """
     odd, lowest, smallest, largest, leak, leak_at = 0, 0.0, inf, -inf, 0.0, ""
     columns_are_shares = True
@@ -51,7 +55,7 @@ def weight_warnings(
         warnings.append(f"{odd:,} of the weights are NaN or infinite: they are marked as such")
     if lowest < 0:
         warnings.append(
-            f"there are weights below 0, down to {lowest:.3g}: scores become weights by --softmax"
+            f"there are weights below 0, down to {lowest:.3g}: scores become weights by {softmax}"
         )
     elif max(0 if lacks_hidden else 1 - smallest, largest - 1) > TOLERANCE:
         rows = f"rows sum to {_range(smallest, largest)}, not to 1"

@@ -456,3 +456,40 @@ def test_measures_are_those_of_the_heads_that_are_drawn() -> None:
     np.testing.assert_array_equal(one.sums[0, 1], every.sums[0, 1])
     assert not one.sums[0, [0, 2]].any()
     assert set(read_npz(Path("a.npz"), 9)) >= {"attention", "metadata"}
+
+
+@pytest.mark.parametrize("suffix", [".pt", ".npz"])
+def test_layers_with_different_numbers_of_heads(
+    suffix: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What is there is drawn; a head that a layer lacks is in no list and in no picture."""
+    layers = [weights(1, heads, 5, 5) for heads in (3, 2, 3)]
+    path = f"a{suffix}"
+    if suffix == ".pt":
+        torch.save(tuple(map(torch.from_numpy, layers)), path)
+    else:
+        np.savez(path, **{f"a.{i}": layer for i, layer in enumerate(layers)})
+    assert call(["render", path, "-o", "out", "-o", "a.svg", "-o", "run.npz", "-o", "a.html"]) == 0
+    out, err = capsys.readouterr()
+    assert "3 layers, 1 sequence, 3 heads, 5 queries × 5 keys; heads of each layer: 3, 2, 3" in err
+    names = [line.split()[:2] for line in out.splitlines() if line.startswith("L")]
+    pairs = [(0, 0), (0, 1), (0, 2), (1, 0), (1, 1), (2, 0), (2, 1), (2, 2)]
+    assert names == [[f"L{layer}", f"H{head}"] for layer, head in pairs]
+    pictures = sorted(path.name for path in Path("out").glob("*head*"))
+    assert pictures == [f"seq0-layer{layer}-head{head}.png" for layer, head in pairs]
+    result = load("run.npz")
+    for i, layer in enumerate(layers):
+        np.testing.assert_array_equal(result.attention[i, :, : layer.shape[1]], layer)
+    assert not result.attention[1, :, 2].any()
+    assert not result.allowed[1, :, 2].any()
+    assert result.allowed[[0, 2]].all()
+    for command in (["check", path], ["compare", path, path]):
+        assert call(command) == 2
+        assert capsys.readouterr().err == (
+            f"attnviz: {path} has layers of different sizes: layer 0 is [1, 3, 5, 5], layer 1 is "
+            "[1, 2, 5, 5]; attnviz render draws them\n"
+        )
+    assert call(["render", path, "--heads", "2", "--layers", "1"]) == 2
+    assert capsys.readouterr().err == (
+        "attnviz: --heads 2: none of the chosen layers has these heads\n"
+    )

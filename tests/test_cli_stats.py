@@ -443,6 +443,30 @@ def test_saved_runs_that_are_damaged(capsys: pytest.CaptureFixture[str], here: P
     assert capsys.readouterr().err.startswith("attnviz: a.npz is no .npz archive")
 
 
+@pytest.mark.usefixtures("here")
+def test_unusual_weights_of_saved_runs(capsys: pytest.CaptureFixture[str]) -> None:
+    weights = np.full((3, 5, 5), 0.2, dtype=np.float32)
+    np.save("short.npy", weights * 0.9)
+    weights[1, 2, 3] = np.nan
+    np.save("nan.npy", weights)
+    np.save("scores.npy", weights[:1] - 1)
+    tail = "; attnviz check names every place"
+    for name, warning in (
+        ("short.npy", "rows sum to 0.9, not to 1"),
+        ("nan.npy", "1 of the weights are NaN or infinite: they are marked as such"),
+        (
+            "scores.npy",
+            "there are weights below 0, down to -0.8: scores become weights by attnviz render "
+            "--softmax -o FILE.npz",
+        ),
+    ):
+        assert call(["stats", "--saved", name]) == 0
+        assert f"{name}: {warning}{tail}" in capsys.readouterr().err.splitlines()
+    assert call(["run", "a b c d e", "-o", "run.npz", "-q"]) == 0
+    assert call(["stats", "--saved", "run.npz"]) == 0
+    assert capsys.readouterr().err == ""
+
+
 def test_help_is_light() -> None:
     script = (
         "import sys, attnviz.cli.main as m\n"

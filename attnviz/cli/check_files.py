@@ -96,6 +96,7 @@ def _open(file: Path, array: ArrayFlags, masking: ObeyedFlags) -> tuple[CheckedW
 
 def _bare(found: Any, array: ArrayFlags, masking: ObeyedFlags) -> CheckedWeights:
     """A bare array, its numbers left on disk as far as they can be."""
+    found.require_as_many_heads()
     lengths, key_lengths = array.lengths_of("lengths"), array.lengths_of("key_lengths")
     side = array.pad_side
     _, batch, _, n_queries, n_keys = found.shape

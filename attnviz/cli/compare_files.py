@@ -135,6 +135,7 @@ class _Side:
     def of(cls, found: Attention | BareArray) -> _Side:
         if isinstance(found, Attention):
             return cls(found, found.attention.shape, found.layer_numbers)
+        found.require_as_many_heads()
         return cls(found, found.shape, range(found.shape[0]))
 
 

@@ -81,7 +81,7 @@ def render_file(
                 outputs.plan(path, kind)
             wanted = chosen.places(opened, everything=saves)
             whole, warnings = _read(opened, masking, array.softmax, wanted)
-            drawn = [(i, head) for i in range(len(chosen.layers)) for head in chosen.heads]
+            drawn = [(chosen.layers.index(layer), head) for layer, head in chosen.pairs]
             if not (part.given or output.quiet or whole.is_pooled):
                 work.stage("measuring")
                 warnings += weight_warnings(whole, chosen.sequences, drawn)
@@ -125,6 +125,8 @@ class _Opened:
     shape: tuple[int, ...]
     layer_numbers: Sequence[int]
     names_layers: bool
+    n_heads: Sequence[int]
+    """The heads of each layer."""
     notes: Sequence[str] = ()
 
 
@@ -134,8 +136,9 @@ def _open(file: Path, array: ArrayFlags, masking: MaskFlags, tokens: TokenFlags)
         if found.is_pooled:
             _refuse_for_pooled(file, array, masking, tokens)
         refuse_for_saved_run(file, array.given)
-        shape = found.attention.shape
-        return _Opened(found, *batches_of(found), shape, found.layer_numbers, found.names_layers)
+        shape, names = found.attention.shape, found.names_layers
+        n_heads = [found.n_heads] * found.n_layers
+        return _Opened(found, *batches_of(found), shape, found.layer_numbers, names, n_heads)
     queries, keys = found.batches(
         array.tokens,
         array.key_tokens,
@@ -144,13 +147,16 @@ def _open(file: Path, array: ArrayFlags, masking: MaskFlags, tokens: TokenFlags)
         array.pad_side,
     )
     queries = after_cache(queries, keys)  # masks count from there
-    n_layers, _, n_heads, *_ = found.shape
+    n_layers, _, most_heads, *_ = found.shape
     require_memory(
-        300 * n_layers * n_heads,
-        f"naming {n_layers} layers × {n_heads} heads",
+        300 * n_layers * most_heads,
+        f"naming {n_layers} layers × {most_heads} heads",
         "--axes says which axes these are",
     )
-    return _Opened(found, queries, keys, found.shape, range(n_layers), n_layers > 1, found.notices)
+    numbers = range(n_layers)
+    return _Opened(
+        found, queries, keys, found.shape, numbers, n_layers > 1, found.n_heads, found.notices
+    )
 
 
 def _refuse_for_pooled(
@@ -171,10 +177,8 @@ class _Chosen:
     layers: Sequence[int]
     heads: Sequence[int]
     sequences: Sequence[int]
-
-    @property
-    def pairs(self) -> list[tuple[int, int]]:
-        return [(layer, head) for layer in self.layers for head in self.heads]
+    pairs: Sequence[tuple[int, int]]
+    """(layer, head), those that are there."""
 
     def places(self, opened: _Opened, *, everything: bool) -> Places:
         """Indices of layers, sequences and heads; the latter two are all of them where a run is
@@ -191,7 +195,13 @@ def _chosen(opened: _Opened, output: OutputFlags, part: WindowFlags) -> _Chosen:
     sequences = output.chosen_sequences(opened.shape[1])
     if part.given:
         require_one_sequence(sequences)
-    return _Chosen(layers, heads, sequences)
+    n_heads = dict(zip(opened.layer_numbers, opened.n_heads, strict=True))
+    pairs = [(layer, head) for layer in layers for head in heads if head < n_heads[layer]]
+    if not pairs:
+        raise ConfigError(
+            f"--heads {printable(output.heads)}: none of the chosen layers has these heads"
+        )
+    return _Chosen(layers, heads, sequences, pairs)
 
 
 def _read(

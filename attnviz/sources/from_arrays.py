@@ -151,23 +151,34 @@ def arranged(arrays: Arrays, axes: str | None) -> tuple[Arrays, str]:
     for array in layers:
         _require_numbers(array)
     for i, array in enumerate(layers):
-        if array.shape != layers[0].shape:
-            raise InputError(
-                f"has layers of different sizes: layer 0 is {list(layers[0].shape)}, "
-                f"layer {i} is {list(array.shape)}"
-            )
+        if array.ndim != layers[0].ndim:
+            raise InputError(_different_sizes(layers, i))
     n_axes = layers[0].ndim + isinstance(arrays, list)
     shape = ((len(layers),) if isinstance(arrays, list) else ()) + layers[0].shape
     letters = _letters(axes, shape, isinstance(arrays, list))
     if 0 in shape:
         raise InputError(f"has shape {printable(list(shape))}: there is nothing in it")
+    own = letters[isinstance(arrays, list) :]
+    for i, array in enumerate(layers):
+        pairs = zip(own, array.shape, layers[0].shape, strict=True)
+        if any(n != first for letter, n, first in pairs if letter != "H"):
+            raise InputError(_different_sizes(layers, i))
+    heads = [array.shape[own.index("H")] if "H" in own else 1 for array in layers]
     sizes = dict(zip(letters, shape, strict=True))
+    sizes |= {"H": max(heads)} if "H" in sizes else {}
     words = f"read as {' '.join(letters)}: {_sizes(sizes)}"
+    if len(set(heads)) > 1:
+        words += f"; heads of each layer: {printable(', '.join(map(str, heads)))}"
     if axes is None and n_axes in ALTERNATIVES and not isinstance(arrays, list):
         words += f"; {ALTERNATIVES[n_axes]}"
     if isinstance(arrays, list):
         return [_ordered(array, letters[1:], "BHQK") for array in layers], words
     return _ordered(arrays, letters, "LBHQK"), words
+
+
+def _different_sizes(layers: Sequence[Array], i: int) -> str:
+    first, other = list(layers[0].shape), list(layers[i].shape)
+    return f"has layers of different sizes: layer 0 is {first}, layer {i} is {other}"
 
 
 def _letters(axes: str | None, shape: tuple[int, ...], has_layers: bool) -> list[str]:
@@ -242,9 +253,21 @@ class BareArray:
 
     @property
     def shape(self) -> tuple[int, int, int, int, int]:
-        """`[L B H Q K]`."""
-        batch, heads, queries, keys = self.layers[0].shape
-        return len(self.layers), batch, heads, queries, keys
+        """`[L B H Q K]`, with the heads of the layer that has the most."""
+        batch, _, queries, keys = self.layers[0].shape
+        return len(self.layers), batch, max(self.n_heads), queries, keys
+
+    @property
+    def n_heads(self) -> list[int]:
+        """The heads of each layer."""
+        return [layer.shape[1] for layer in self.layers]
+
+    def require_as_many_heads(self) -> None:
+        """Raise `InputError` where layers have different numbers of heads."""
+        odd = next((i for i, n in enumerate(self.n_heads) if n != self.n_heads[0]), None)
+        if odd is not None:
+            why = _different_sizes(list(self.layers), odd)
+            raise InputError(f"{printable(self.path)} {why}; attnviz render draws them")
 
     @property
     def dtype(self) -> np.dtype[Any]:
@@ -299,7 +322,7 @@ class BareArray:
         `allowed`, bool `[B 1|H Q K]`, is the mask, True = may look, by the names `masks`; with
         `softmax` the numbers are scores, and shared among the keys that it allows. Of `wanted` the
         layers alone are in the result, by their numbers; and where numbers do need a change, other
-        sequences and heads are not read, and are 0.
+        sequences and heads are not read, and are 0. A head that a layer lacks is 0 and forbidden.
 
         Raises `InputError` when memory for them is short.
         """
@@ -314,9 +337,14 @@ class BareArray:
             attention = self._changed(dtype, allowed if softmax else None, places)
         source = self.path.name + (f", {self.name}" if self.name else "")
         some = list(places[0]) != list(range(n_layers))
+        seen = np.broadcast_to(allowed, (len(attention), *allowed.shape))
+        if len(set(self.n_heads)) > 1:
+            seen = np.broadcast_to(seen, attention.shape).copy()
+            for i, layer in enumerate(places[0]):
+                seen[i, :, self.n_heads[layer] :] = False
         result = from_batches(
             attention,
-            np.broadcast_to(allowed, (len(attention), *allowed.shape)),
+            seen,
             queries,
             keys,
             masks=tuple(masks),
@@ -349,6 +377,8 @@ class BareArray:
         )
         attention = np.zeros(shape, dtype)  # what is not written to takes no memory
         for (i, layer), sequence, head in product(enumerate(layers), sequences, heads):
+            if head >= self.n_heads[layer]:
+                continue
             part = _decoded(self.layers[layer][sequence, head]).astype(dtype)
             if allowed is not None:
                 mask = allowed[sequence]

@@ -16,6 +16,7 @@ from attnviz.result import Attention
 from attnviz.sources.from_arrays import read_attention
 from attnviz.sources.own_layers import TokenizedBatch
 from attnviz.tokens import Batch, Texts, make_batch
+from attnviz.weight_warnings import weight_warnings
 from attnviz.wording import plural
 
 
@@ -107,6 +108,13 @@ class SavedSource:
         """The run in file `i`."""
         if self._held is None or self._held[0] != i:
             run, notes = read_attention(self.paths[i], axes=self._axes)
+            warnings = weight_warnings(
+                run,
+                range(run.batch_size),
+                [(layer, head) for layer in range(run.n_layers) for head in range(run.n_heads)],
+                "attnviz render --softmax -o FILE.npz",
+            )
+            notes += [f"{printable(self.paths[i])}: {warning}" for warning in warnings]
             self.notes += [each for each in notes if each not in self.notes]
             self._held = (i, run)
         return self._held[1]
