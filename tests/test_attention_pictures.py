@@ -324,10 +324,10 @@ def test_narrow_panels_have_short_names() -> None:
 def test_labels_are_left_out_where_few_would_stay() -> None:
     axis = TokenAxis.of_numbers("", WORDS)
     blank = Drawing(FigureOptions(), Fonts([]))
-    labels = labels_of(axis, blank, 2.0, 9.0, True, 14)
+    labels = labels_of(axis, blank, 2.0, 9.0, 5.5, True, 14)
     assert labels.below_columns(0, 0) == labels.beside_rows(0, 0) == ([], [])
     assert labels.extent == 0
-    unnamed = labels_of(TokenAxis.unnamed(5), blank, 20.0, 9.0, True, 14)
+    unnamed = labels_of(TokenAxis.unnamed(5), blank, 20.0, 9.0, 5.5, True, 14)
     assert (unnamed.labels, unnamed.extent, unnamed.note("tokens")) == ([], 0, "")
     layout = PanelLayout(blank, (axis, axis), (5, 5), CellSize(4, 4))
     assert layout.label_notes("overview") == [

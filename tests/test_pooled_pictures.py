@@ -104,7 +104,7 @@ def test_measures_are_of_every_row_and_the_caption_says_what_a_pixel_is() -> Non
 def test_positions_are_round_and_count_from_the_first_token(upright: bool) -> None:
     places = long_run(side="left").places(1, 0)
     axis = PositionAxis("", 61, 10, *places)
-    labels = labels_of(axis, Drawing(FigureOptions(), Fonts([])), 5.0, 9.5, upright, 14)
+    labels = labels_of(axis, Drawing(FigureOptions(), Fonts([])), 5.0, 9.5, 5.5, upright, 14)
     placed = labels.below_columns(100, 20) if upright else labels.beside_rows(100, 20)
     texts, lines = placed
     numbers = [int(text.text.replace(",", "")) for text in texts]

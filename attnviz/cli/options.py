@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from attnviz.result import Attention
 
 INPUT, LAYER, MODEL, MASK, OUTPUT, LOOK = "Input", "Layer", "Model", "Mask", "Output", "Look"
+FIGURE = "Figure"
 
 LONG = "Long texts"
 
@@ -601,9 +602,60 @@ class LookFlags:
         ),
     ] = False
 
+    width: Annotated[
+        str | None,
+        optional(
+            "--width", panel=FIGURE, metavar="3.3in|8.4cm",
+            help="Make the picture exactly this wide, with no type below 6 points.",
+        ),
+    ] = FigureOptions.width  # fmt: skip
+    font_size: Annotated[
+        float | None, optional("--font-size", panel=FIGURE, help="Points of the labels' type.")
+    ] = FigureOptions.font_size
+    title: Annotated[str | None, optional("--title", panel=FIGURE, help="A title of your own.")] = (
+        FigureOptions.title
+    )
+    no_title: Annotated[
+        bool, flag("--no-title", panel=FIGURE, help="Leave out title and caption.")
+    ] = FigureOptions.no_title
+    no_measures: Annotated[
+        bool, flag("--no-measures", panel=FIGURE, help="Leave out the measures of the heads.")
+    ] = FigureOptions.no_measures
+    bare: Annotated[
+        bool, flag("--bare", panel=FIGURE, help="Leave out title, caption and measures.")
+    ] = FigureOptions.bare
+    columns: Annotated[
+        int | None, optional("--columns", panel=FIGURE, metavar="N", help="Maps in a row.")
+    ] = FigureOptions.columns
+    transparent: Annotated[
+        bool, flag("--transparent", panel=FIGURE, help="Leave out the background.")
+    ] = FigureOptions.transparent
+    scale: Annotated[
+        str,
+        flag(
+            "--scale", panel=FIGURE,
+            help="One colour scale for all heads, or each head's own: all or head.",
+        ),
+    ] = FigureOptions.scale  # fmt: skip
+    curve: Annotated[
+        str | None,
+        optional(
+            "--curve", panel=FIGURE,
+            help="How colours follow weights: linear, root or log. Long texts have log.",
+        ),
+    ] = FigureOptions.curve  # fmt: skip
+    axis_labels: Annotated[
+        str | None,
+        optional(
+            "--axis-labels", panel=FIGURE, metavar="ROWS,COLUMNS",
+            help="Names of the axes, 'query,key', or none.",
+        ),
+    ] = FigureOptions.axis_labels  # fmt: skip
+
     def look(self) -> FigureOptions:
-        """The checked look."""
-        return FigureOptions(self.cmap, self.vmax, self.annotate, self.theme, self.dpi)
+        """The checked options of pictures."""
+        names = [field.name for field in dataclasses.fields(FigureOptions)]
+        return FigureOptions(**{name: getattr(self, name) for name in names})
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ from attnviz.render.head_panels import head_panels
 from attnviz.render.layout import Heading, PanelLayout, grid, large_cells, overview_cells
 from attnviz.render.palette import Indices
 from attnviz.render.panel import Pair, Panel, PanelSet
-from attnviz.render.picture_formats import write
+from attnviz.render.picture_formats import for_format, write
 from attnviz.render.raster import PanelPainter, draw_simple, paste, png, rasterize, with_numbers
 from attnviz.result import Attention
 
@@ -37,6 +37,7 @@ def draw_overview(
     `path.suffix` selects the format; `layout.grid` says where each panel is placed. Returns notes
     for the person: labels left out, cells pooled, characters that no font has.
     """
+    options = for_format(options, path)
     if pairs is None:
         layers = range(len(attention.layer_numbers))
         pairs = [(layer, head) for layer in layers for head in range(attention.n_heads)]
@@ -61,12 +62,13 @@ def draw_heads(
     title written. `on_done` is called after each file. Returns notes for the person.
     """
     pairs = [(layer, head) for layer, head, _ in targets]
+    options = for_format(options, targets[0][2]) if targets else options
     if attention.is_pooled:
         attention = attention.within(LARGEST_PICTURE)
     panels = head_panels(attention, sequence, pairs, options)
     pictures = HeadPictures(panels, options)
     for layer, head, path in targets:
-        if path.suffix.lower() == ".png":
+        if path.suffix.lower() == ".png" and not options.is_figure:
             path.write_bytes(pictures.png((layer, head)))
         else:
             write(pictures.drawing((layer, head)), path)
@@ -80,18 +82,19 @@ def overview(panels: PanelSet, options: FigureOptions) -> tuple[Drawing, list[st
     drawn = [panels.panel(pair) for pair in panels.pairs]
     blank, notes = blank_drawing(panels, options)
     shape: Pair = drawn[0].values.shape
-    places, _, n_columns = grid(panels.pairs, panels.columns.length / max(panels.rows.length, 1))
+    places, _, n_columns = grid(panels.pairs, shape[1] / shape[0], options.columns)
     cell = overview_cells(shape, n_columns, options)
+    axes = panels.rows, panels.columns
+    layout = PanelLayout(blank, axes, shape, cell, places, 8.0, 14, [drawn[0].shown_scale])
+    cell = layout.cell
     if cell.pool > 1:
         notes.append(
             f"overview: each cell shows the largest of {cell.pool} × {cell.pool} {panels.values}; "
             "the heads' own pictures show more"
         )
-    axes = panels.rows, panels.columns
-    layout = PanelLayout(blank, axes, shape, cell, places, largest_label=8.0, longest_label=14)
-    notes += layout.label_notes("overview")
     measured = panels.measured(layout.above_panels(drawn)[2])
-    heading = Heading(panels.title, paragraphs=(panels.caption, measured))
+    notes += layout.label_notes("overview")
+    heading = Heading.chosen(options, panels.title, caption=panels.caption, measured=measured)
     drawing = layout.drawing(drawn, heading, numbered=options.annotate)
     if options.annotate and not drawing.numbers:
         notes.append("overview: the cells are too small for numbers")
@@ -128,9 +131,11 @@ class HeadPictures:
         self._panels, self._options = panels, options
         self._pages: dict[object, tuple[Drawing, Indices]] = {}
         blank, self.notes = blank_drawing(panels, options)
-        shape: Pair = panels.panel(panels.pairs[0]).values.shape
-        cell = large_cells(shape, options)
-        self._layout = PanelLayout(blank, (panels.rows, panels.columns), shape, cell)
+        first = panels.panel(panels.pairs[0])
+        shape: Pair = first.values.shape
+        axes, cell = (panels.rows, panels.columns), large_cells(shape, options)
+        self._layout = PanelLayout(blank, axes, shape, cell, scales=[first.shown_scale])
+        cell = self._layout.cell
         if options.annotate and not self._layout.numbers_fit:
             self.notes.append("heads: the cells are too small for numbers")
         if cell.pool > 1:
@@ -143,10 +148,10 @@ class HeadPictures:
     def drawing(self, pair: Pair) -> Drawing:
         """The whole picture of one head."""
         panel = self._panels.panel(pair)
-        heading = Heading(panel.title, panel.summary, footer=self._panels.caption)
         drawing = self._layout.drawing(
-            [panel], heading, named=False, numbered=self._options.annotate
+            [panel], self._heading(panel), named=False, numbered=self._options.annotate
         )
+        drawing.title = panel.title
         drawing.description = self._in_words(panel)
         return drawing
 
@@ -155,14 +160,17 @@ class HeadPictures:
         panel = self._panels.panel(pair)
         key = panel.kinds.present, panel.scale
         if key not in self._pages:
-            heading = Heading("", "", footer=self._panels.caption)
-            shared = self._layout.drawing([panel], heading, named=False)
+            whole = self._heading(panel)
+            blank_lines = replace(
+                whole, title=" " * bool(whole.title), subtitle=whole.subtitle and " "
+            )
+            shared = self._layout.drawing([panel], blank_lines, named=False)
             self._pages[key] = shared, rasterize(shared)
         shared, blank = self._pages[key]
         page = blank.copy()
         placed = replace(shared.panels[0], panel=panel)
         paste(page, placed, self._painter.paint(panel))
-        for text in Heading(panel.title, panel.summary).texts():
+        for text in self._heading(panel).texts(self._layout.sizes):
             draw_simple(page, text, shared.scale)
         numbers = []
         if self._options.annotate and self._layout.numbers_fit:
@@ -171,6 +179,10 @@ class HeadPictures:
             shared, title=panel.title, description=self._in_words(panel), numbers=numbers
         )
         return png(drawing, with_numbers(page, drawing))
+
+    def _heading(self, panel: Panel) -> Heading:
+        caption = self._panels.caption
+        return Heading.chosen(self._options, panel.title, panel.summary, footer=caption)
 
     def _in_words(self, panel: Panel) -> str:
         panels = self._panels
@@ -185,6 +197,6 @@ def _with_room(pooled: Attention, options: FigureOptions, pairs: Sequence[Pair])
     """As many pixels as the overview has room for, so that each is the mean of its weights."""
     whole = pooled.within(LARGEST_PICTURE)
     rows, columns = whole.mean.shape[3:]
-    n_columns = grid(pairs, columns / rows)[2]
+    n_columns = grid(pairs, columns / rows, options.columns)[2]
     room = (72 * (7.0 + n_columns) / n_columns - 14) * options.dpi / 72
     return whole.coarser(ceil(max(rows, columns) / max(floor(room), 1)))

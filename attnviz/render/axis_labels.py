@@ -14,8 +14,8 @@ from attnviz.render.visible import shorten
 REAL, PADDED = 0.92, 0.42
 """Tones of the labels of tokens, and of those of padding."""
 
-SMALLEST_LABEL, GAP = 5.5, 4.0
-"""Points of a label's type at least, and between a label and its panel."""
+GAP = 4.0
+"""Points between a label and its panel."""
 
 
 @dataclass(frozen=True)
@@ -80,28 +80,31 @@ def labels_of(
     drawing: Drawing,
     pitch: float,
     largest: float,
+    smallest: float,
     upright: bool,
     longest: int,
 ) -> EdgeLabels:
     """Labels for rows or (`upright`) columns of `pitch` points, in type of `largest` at most.
 
+    Where they would need type below `smallest`, some are left out.
+
     Those of tokens have at most `longest` columns of a terminal.
     """
     if isinstance(axis, PositionAxis):
         return _of_positions(axis, drawing, pitch / axis.cells, min(largest, 8.0), upright)
-    return _of_tokens(axis, drawing, pitch, largest, upright, longest)
+    return _of_tokens(axis, drawing, pitch, (largest, smallest), upright, longest)
 
 
 def _of_tokens(
     axis: TokenAxis,
     drawing: Drawing,
     pitch: float,
-    largest: float,
+    sizes: tuple[float, float],
     upright: bool,
     longest: int,
 ) -> EdgeLabels:
     """Every token, or every second one, and so on, as far as they have room."""
-    size = max(SMALLEST_LABEL, min(largest, 0.78 * pitch))
+    size = max(sizes[1], min(sizes[0], 0.78 * pitch))
     step = max(1, ceil(size * 1.08 / pitch))
     named = range(0, len(axis.tokens), step)
     if step > 1 and len(named) < 4:

@@ -22,7 +22,7 @@ from attnviz.render.figure_options import FigureOptions
 from attnviz.render.head_matrices import head_matrix
 from attnviz.render.layout import Heading, PanelLayout, large_cells
 from attnviz.render.panel import Pair
-from attnviz.render.picture_formats import write
+from attnviz.render.picture_formats import for_format, write
 from attnviz.wording import plural
 
 DISTANCES_TITLE = "How far apart each head is"
@@ -45,6 +45,7 @@ def draw_differences(
     `names` are those of A and B. Heads of several layers make a layers × heads matrix. Returns
     notes for the person.
     """
+    options = for_format(options, path)
     drawing, notes = overview(difference_panels(comparison, sequence, options, names), options)
     write(drawing, path)
     return notes
@@ -63,6 +64,7 @@ def draw_three_panels(
     `on_done` is called after each file.
     """
     notes: dict[str, None] = {}
+    options = for_format(options, targets[0][1]) if targets else options
     scales = common_scales(comparison, sequence, [head for head, _ in targets], options)
     for head, path in targets:
         drawing, own = three_panel_drawing(comparison, sequence, head, options, names, scales)
@@ -89,10 +91,12 @@ def three_panel_drawing(
     if cell.pool > 1:
         notes.append(f"heads: each cell shows the largest of {cell.pool} × {cell.pool} weights")
     places = [(0, 0), (0, 1), (0, 2)]
-    layout = PanelLayout(blank, (shared.rows, shared.columns), shape, cell, places, 9.0)
+    axes, bars = (shared.rows, shared.columns), (scales.weight, scales.difference)
+    layout = PanelLayout(blank, axes, shape, cell, places, 9.0, scales=bars)
+    layout.above_panels(panels)
     notes += layout.label_notes("heads")
     title, summary = three_panels_title(comparison, head), panels[-1].summary
-    heading = Heading(title, summary, footer=shared.caption)
+    heading = Heading.chosen(options, title, summary, footer=shared.caption)
     drawing = layout.drawing(panels, heading, numbered=options.annotate)
     if options.annotate and not drawing.numbers:
         notes.append("heads: the cells are too small for numbers")
@@ -109,7 +113,7 @@ def draw_distances(
     comparison: Comparison, path: Path, options: FigureOptions, names: tuple[str, str] = ("", "")
 ) -> list[str]:
     """Draw the distance of each compared head, over all sequences; see `draw_differences`."""
-    caption = comparison_caption(comparison, None, names)
+    options, caption = for_format(options, path), comparison_caption(comparison, None, names)
     drawing, notes = distances_drawing(comparison, options, caption)
     write(drawing, path)
     return notes
@@ -125,7 +129,7 @@ def distances_drawing(
     for head in comparison.heads:
         bits[layers.index(head.layer), heads.index(head.head)] = head.bits
     numbers = [comparison.a.layer_numbers[layer] for layer in layers]
-    heading = Heading(DISTANCES_TITLE, paragraphs=(caption, DISTANCES_MEANING))
+    heading = Heading.chosen(options, DISTANCES_TITLE, caption=caption, measured=DISTANCES_MEANING)
     drawing, notes = head_matrix(
         bits, (numbers, heads), heading, options, name="bits", written=bits_in_cell
     )

@@ -19,7 +19,7 @@ from attnviz.render.heads_report import HeadReport
 from attnviz.render.labels import prose
 from attnviz.render.layout import Heading, PanelLayout, whole_pixels
 from attnviz.render.panel import NOT_A_NUMBER, WEIGHT, CellKinds, Pair, Panel
-from attnviz.render.picture_formats import write
+from attnviz.render.picture_formats import for_format, write
 from attnviz.render.scales import LinearScale, two_digits
 from attnviz.wording import plural
 
@@ -28,6 +28,9 @@ CELL_WIDE, CELL_HIGH = 30.0, 18.0
 
 LARGEST_SIDE, TREE_HEIGHT = 1008.0, 48.0
 """Points of a matrix along a side at most, and of the tree above it."""
+
+FIRST = (0, 0)
+"""Where the only panel is placed."""
 
 AGREEMENT_TITLE = "How alike all heads are"
 AGREEMENT_MEANING = (
@@ -42,7 +45,10 @@ def draw_matrix(report: HeadReport, measure: str, path: Path, options: FigureOpt
     """
     values = report.figures[measure]
     meaning = report.meaning(measure) or "of each head"
-    heading = Heading(prose(measure, 40), paragraphs=(meaning, _measured_on(report)))
+    options = for_format(options, path)
+    heading = Heading.chosen(
+        options, prose(measure, 40), caption=meaning, measured=_measured_on(report)
+    )
     known = values[np.isfinite(values)]
     whole = bool(len(known) and (known == known.round()).all())  # offsets and positions
 
@@ -83,7 +89,9 @@ def head_matrix(
     axes = TokenAxis.of_numbers("layer", numbers[0]), TokenAxis.of_numbers("head", numbers[1])
     cell = CellSize(whole_pixels(wide, options), whole_pixels(high, options))
     shape: Pair = values.shape
-    layout = PanelLayout(Drawing(options, fonts), axes, shape, cell, largest_label=8.5)
+    layout = PanelLayout(
+        Drawing(options, fonts), axes, shape, cell, (FIRST,), 8.5, 24, [panel.scale]
+    )
     numbered = (wide, high) == (CELL_WIDE, CELL_HIGH)
     drawing = layout.drawing([panel], heading, named=False, numbered=numbered)
     return drawing, list(fonts.notes)
@@ -118,18 +126,20 @@ def draw_agreement(report: HeadReport, path: Path, options: FigureOptions) -> li
     n = len(order)
     panel = matrix_panel(values, options.vmax, "bits", top=1.0)
     side = whole_pixels(max(230.0 / n, min(9.4, LARGEST_SIDE / n)), options)
-    heading = Heading(AGREEMENT_TITLE, paragraphs=(AGREEMENT_MEANING, _measured_on(report)))
+    options = for_format(options, path)
+    heading = Heading.chosen(
+        options, AGREEMENT_TITLE, caption=AGREEMENT_MEANING, measured=_measured_on(report)
+    )
     fonts = Fonts(heading.paragraphs)
     names = [report.name((i // report.n_heads, i % report.n_heads)) for i in order]
     axis = TokenAxis.of_numbers("", names)
-    layout = PanelLayout(
-        Drawing(options, fonts), (axis, axis), (n, n), CellSize(side, side), largest_label=8.0
-    )
+    blank, cell = Drawing(options, fonts), CellSize(side, side)
+    layout = PanelLayout(blank, (axis, axis), (n, n), cell, (FIRST,), 8.0, 24, [panel.scale])
     above = TREE_HEIGHT + 16 if len(tree) else 14.0
     drawing = layout.drawing([panel], heading, named=False, above=above)
     drawing.description = f"{AGREEMENT_TITLE}: {AGREEMENT_MEANING}. {_measured_on(report)}."
     if len(tree):
-        _add_tree(drawing, tree, side / drawing.scale)
+        _add_tree(drawing, tree, layout.cell.width / drawing.scale)
     write(drawing, path)
     return list(fonts.notes)
 

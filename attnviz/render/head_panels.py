@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from math import isnan
 from typing import Any
@@ -55,23 +56,19 @@ def head_panels(
     axes: tuple[TokenAxis | PositionAxis, TokenAxis | PositionAxis]
     cells = HeadCells(attention.as_map() if attention.is_pooled else attention, sequence)
     caption = caption_of(attention, sequence)
-    scale: Scale
     if attention.is_pooled:
         axes = _position_axes(attention, sequence)
         measured: Measured = attention.row_means(sequence)
         measured = {**measured, "diagonal": measured["self"]}
-        drawn = np.stack([attention.mean[layer, sequence, head] for layer, head in pairs])
-        scale = LogScale.of(drawn, options.vmax)
         rows, keys = attention.cells
         what = f"mean of {rows} × {keys} weights a pixel" if rows * keys > 1 else "a weight a pixel"
-        caption += f" · {what}, those that are allowed; the scale is logarithmic"
+        caption += f" · {what}, those that are allowed"
     else:
         axes = token_axes(attention, sequence)
         with np.errstate(invalid="ignore"):  # a weight that is not a number is marked in its cell
             measured = measure(attention, sequence, pairs).result()
-        largest = cells.largest(pairs)
-        top = options.vmax or largest
-        scale = LinearScale(top, largest > top)
+    scale, bar, kind = _scales(attention, sequence, pairs, cells, options)
+    caption += kind
 
     def panel(pair: Pair) -> Panel:
         weights, kinds = cells.cells(*pair)
@@ -86,7 +83,8 @@ def head_panels(
         elif WEIGHT in kinds.present:
             q, k = divmod(int(weights.argmax()), weights.shape[1])
             words = strongest(weights[q, k], axes[0].called(q), axes[1].called(k))
-        return Panel(weights, kinds, scale, head_names(attention, *pair), *texts, words)
+        own = scale if bar is None else replace(bar, top=float(weights.max(initial=0)) or 1.0)
+        return Panel(weights, kinds, own, head_names(attention, *pair), *texts, words, bar)
 
     return PanelSet(
         list(pairs),
@@ -101,6 +99,36 @@ def head_panels(
         remarks=attention.notes,
         on_padding=cells.weight_on_padding(pairs),
     )
+
+
+def _scales(
+    attention: Attention,
+    sequence: int,
+    pairs: Sequence[Pair],
+    cells: HeadCells,
+    options: FigureOptions,
+) -> tuple[Scale, Scale | None, str]:
+    """The scale of all heads, that of the colour bar where each head has its own, and the words
+    that the caption has for it."""
+    own = options.scale == "head" and options.vmax is None
+    curve = options.curve or ("log" if attention.is_pooled and not own else "linear")
+    words = {"linear": "", "root": " · colours follow the square root", "log": ""}[curve]
+    name = "mean weight" if attention.is_pooled else "weight"
+    if own:
+        words += " · each head has its own scale, up to its largest weight"
+        name = "of its largest"
+    if curve == "log":
+        words += "; the scale is logarithmic" if attention.is_pooled else " · logarithmic scale"
+        drawn = np.stack([attention.mean[layer, sequence, head] for layer, head in pairs])
+        scale: Scale = replace(LogScale.of(drawn, options.vmax), name=name)
+        return scale, None, words
+    largest = cells.largest(pairs)
+    top = options.vmax or largest
+    exponent = 0.5 if curve == "root" else 1.0
+    if own:
+        bar = LinearScale(1.0, name=name, exponent=exponent)
+        return bar, bar, words
+    return LinearScale(top, largest > top, name, exponent=exponent), None, words
 
 
 def _position_axes(attention: Attention, sequence: int) -> tuple[PositionAxis, PositionAxis]:

@@ -8,6 +8,7 @@ from math import ceil, floor, log
 
 import numpy as np
 
+from attnviz.errors import ConfigError
 from attnviz.render.axes import PositionAxis, TokenAxis
 from attnviz.render.axis_labels import labels_of
 from attnviz.render.drawing import (
@@ -19,7 +20,7 @@ from attnviz.render.drawing import (
     PlacedPanel,
     Text,
 )
-from attnviz.render.figure_options import FigureOptions
+from attnviz.render.figure_options import SMALLEST_FONT, FigureOptions
 from attnviz.render.palette import palette, prefers_white
 from attnviz.render.panel import (
     BLIND,
@@ -35,13 +36,13 @@ from attnviz.render.panel import (
 )
 from attnviz.render.scales import Scale
 
-MARGIN = 18.0
-TITLE_SIZE, SUBTITLE_SIZE, PARAGRAPH_SIZE, SMALL_SIZE = 13.0, 8.5, 8.5, 7.5
-
 SMALLEST_NUMBER = 13.0
 """Cells narrower than this, in points, hold no number that could be read."""
 
-TALLEST_BAR, BAR_ROOM, BAR_GAP = 300.0, 44.0, 14.0
+TALLEST_BAR, BAR_ROOM = 300.0, 44.0
+
+NARROWEST_PANEL = 20.0
+"""Points of a panel in a figure of a given width."""
 
 LEGEND = {
     FORBIDDEN: "forbidden by a mask",
@@ -56,19 +57,69 @@ Axes = tuple[TokenAxis | PositionAxis, TokenAxis | PositionAxis]
 
 
 @dataclass(frozen=True)
+class Measurements:
+    """Points of every kind of type, and of the distances between what is placed."""
+
+    label: float
+    """Labels along the edges, at most."""
+    smallest: float = 5.5
+    title: float = 13.0
+    text: float = 8.5
+    small: float = 7.5
+    axis: float = 9.0
+    legend: float = 8.0
+    margin: float = 18.0
+    bar: float = 9.0
+    bar_gap: float = 14.0
+
+    @classmethod
+    def of(cls, options: FigureOptions, label: float) -> Measurements:
+        """Those of a screen, with labels of this size at most, or those of a figure in print."""
+        if not options.is_figure:
+            return cls(label)
+        base = options.font_size or 7.0
+        small = max(SMALLEST_FONT, base - 0.5)
+        margin, gap = (3.0, 6.0) if options.width else (18.0, 14.0)
+        return cls(base, SMALLEST_FONT, 1.25 * base, small, small, base, small, margin, 6.0, gap)
+
+
+@dataclass(frozen=True)
 class Heading:
-    """What stands above the panels, and the `footer` below them. A subtitle is never wrapped."""
+    """What stands above the panels, and the `footer` below them."""
 
     title: str = ""
     subtitle: str | None = None
     paragraphs: tuple[str, ...] = ()
     footer: str = ""
 
-    def texts(self) -> list[Text]:
-        """The title and the subtitle, which differ between the pictures of single heads."""
-        found = [Text(MARGIN, MARGIN + 11, self.title, TITLE_SIZE, bold=True)]
+    @classmethod
+    def chosen(
+        cls,
+        options: FigureOptions,
+        title: str,
+        measures: str | None = None,
+        caption: str = "",
+        measured: str = "",
+        footer: str = "",
+    ) -> Heading:
+        """The parts that a person wants. `measured` says what the measures of the panels are."""
+        if not options.has_title:
+            title = caption = footer = ""
+        if not options.has_measures:
+            measures, measured = None, ""
+        if title and options.title is not None:
+            title = options.title
+        return cls(title, measures, (caption, measured), footer)
+
+    def texts(self, sizes: Measurements) -> list[Text]:
+        """Title and subtitle in one line each: they differ between pictures of single heads."""
+        y, found = sizes.margin, []
+        if self.title:
+            base = y + 0.85 * sizes.title
+            found.append(Text(sizes.margin, base, self.title, sizes.title, bold=True))
+            y += 1.46 * sizes.title
         if self.subtitle is not None:
-            found.append(Text(MARGIN, MARGIN + 27, self.subtitle, SUBTITLE_SIZE, 0.75))
+            found.append(Text(sizes.margin, y + 0.95 * sizes.text, self.subtitle, sizes.text, 0.75))
         return found
 
 
@@ -110,14 +161,19 @@ def whole_pixels(points: float, options: FigureOptions) -> int:
     return max(1, floor(points * options.dpi / 72 + 1e-9))
 
 
-def grid(pairs: Sequence[Pair], aspect: float) -> tuple[list[Pair], int, int]:
+def grid(
+    pairs: Sequence[Pair], aspect: float, columns: int | None = None
+) -> tuple[list[Pair], int, int]:
     """(row, column) of each head, the number of rows, the number of columns.
 
     The heads of one layer, or one head of several layers, are wrapped like words. Several heads of
     several layers are a matrix, a layer a row. With many more layers than heads it would be a
     tower: then several layers share a row, each with its heads side by side. `aspect` is the width
-    of a panel by its height.
+    of a panel by its height; `columns` is how many panels a row has, where it was chosen.
     """
+    if columns is not None:
+        wide, n = min(columns, len(pairs)), len(pairs)
+        return [(i // wide, i % wide) for i in range(n)], ceil(n / wide), wide
     layers = sorted({layer for layer, _ in pairs})
     numbers = sorted({number for _, number in pairs})
     if len(layers) == 1:
@@ -152,34 +208,85 @@ class PanelLayout:
         places: Sequence[Pair] = ((0, 0),),
         largest_label: float = 9.5,
         longest_label: int = 24,
+        scales: Sequence[Scale] = (),
     ) -> None:
-        """`blank` has the fonts and options of the drawings; `places` are (row, column)."""
-        self._blank, self._axes, self.cell, self._places = blank, axes, cell, places
-        scale = blank.scale
-        n_q, n_k = (ceil(n / cell.pool) for n in shape)
+        """`blank` has the fonts and options of the drawings; `places` are (row, column).
+
+        `scales` are those of the colour bars. A figure of a given width has cells that fill it, of
+        the proportions of `cell`.
+        """
+        options = blank.options
+        names = options.axis_names(*(axis.name for axis in axes))
+        self._axis_names: tuple[str, str] = names
+        self._blank, self._axes, self._places = blank, axes, places
+        self._shape, self._longest_label = shape, longest_label
+        self.sizes = Measurements.of(options, largest_label)
+        self._n_columns = max(column for _, column in places) + 1
+        self._set_cell(cell)
+        if options.points is not None:
+            self._fill(options.points, scales)
+        self.notes: list[str] = []
+
+    def _set_cell(self, cell: CellSize) -> None:
+        """Take this size of cells; the labels follow from it."""
+        self.cell, scale, sizes = cell, self._blank.scale, self.sizes
+        n_q, n_k = (ceil(n / cell.pool) for n in self._shape)
         self._wide, self._high = n_k * cell.width / scale, n_q * cell.height / scale
-        self._cell_wide, self._cell_high = self._wide / shape[1], self._high / shape[0]
-        kind = largest_label, longest_label
-        self.rows = labels_of(axes[0], blank, self._cell_high, kind[0], False, kind[1])
-        self.columns = labels_of(axes[1], blank, self._cell_wide, kind[0], True, kind[1])
+        self._cell_wide, self._cell_high = self._wide / self._shape[1], self._high / self._shape[0]
+        self.rows, self.columns = (
+            labels_of(
+                axis, self._blank, pitch, sizes.label, sizes.smallest, upright, self._longest_label
+            )
+            for axis, pitch, upright in zip(
+                self._axes, (self._cell_high, self._cell_wide), (False, True), strict=True
+            )
+        )
         self.numbers_fit = cell.pool == 1 and self._cell_wide >= SMALLEST_NUMBER <= self._cell_high
+        if self._blank.options.is_figure:
+            self.numbers_fit &= self._number_size(4) >= SMALLEST_FONT
+        self._gap = 12.0 if self._wide > 70 else 7.0
+
+    def _fill(self, points: float, scales: Sequence[Scale]) -> None:
+        """Make the cells so wide that the picture has `points`."""
+        cell, sizes = self.cell, self.sizes
+        taken = 2 * sizes.margin + (self._n_columns - 1) * self._gap
+        taken += sizes.axis + 7 if self._axis_names[0] else 0.0
+        taken += sum(sizes.bar_gap + self._bar_room(scale) for scale in scales)
+        for _ in range(4):  # the labels' width depends on the cells, and the cells' on the labels
+            wide = (points - taken - self.rows.extent) / self._n_columns
+            if wide < NARROWEST_PANEL:
+                least = taken + self.rows.extent + self._n_columns * NARROWEST_PANEL
+                fewer = "; try fewer --columns" if self._n_columns > 1 else ""
+                raise ConfigError(
+                    f"--width {self._blank.options.width}: labels and {self._n_columns} columns of "
+                    f"maps need at least {ceil(least / 7.2) / 10:g}in{fewer}"
+                )
+            pixels = wide * self._blank.scale
+            pool = max(1, ceil(self._shape[1] / pixels))
+            width = max(1, floor(pixels / ceil(self._shape[1] / pool)))
+            height = max(1, round(width * cell.height / cell.width))
+            self._set_cell(CellSize(width, height, pool))
 
     def label_notes(self, where: str) -> list[str]:
         """Which labels are left out, once where those of queries and keys are left out alike."""
         notes = [self.rows.note("tokens"), self.columns.note("tokens")]
         if notes[0] != notes[1]:
             notes = [self.rows.note("queries"), self.columns.note("keys")]
-        return [f"{where}: {text}" for text in dict.fromkeys(notes) if text]
+        return [f"{where}: {text}" for text in dict.fromkeys([*notes, *self.notes]) if text]
 
     def above_panels(self, panels: Sequence[Panel]) -> tuple[list[str], list[str], int]:
         """Each panel's name, as many measures as fit above it, and how many these are."""
-        size, small = self._type_sizes()
+        options, (size, small) = self._blank.options, self._type_sizes()
         width = self._blank.text_width
         names: list[str] = []
         for forms in zip(*(panel.names for panel in panels), strict=False):
             names = list(forms)
             if max(width(name, size, bold=True) for name in names) <= self._wide:
                 break
+        else:
+            names = self._unless_figure(names, "names of the heads")
+        if not options.has_measures:
+            return names, [], 0
         lines: list[str] = []
         most = max(len(panel.measures) for panel in panels)
         n = most
@@ -187,7 +294,18 @@ class PanelLayout:
             lines = [" · ".join(panel.measures[:n]) for panel in panels]
             if max(width(line, small) for line in lines) <= self._wide:
                 break
-        return names, lines, n
+        else:
+            lines = self._unless_figure(lines, "measures")
+        return names, lines, n if lines else 0
+
+    def _unless_figure(self, texts: list[str], what: str) -> list[str]:
+        """Texts that are wider than their panel are left out of a figure, and reported."""
+        if not texts or not self._blank.options.is_figure:
+            return texts
+        note = f"labels left out: {what} are wider than their maps"
+        if note not in self.notes:
+            self.notes.append(note)
+        return []
 
     def drawing(
         self,
@@ -202,35 +320,40 @@ class PanelLayout:
         drawing = replace(
             self._blank, texts=[], lines=[], numbers=[], panels=[], samples=[], bars=[]
         )
-        head_room = sum(self._type_sizes()) + 10 if named else above
+        sizes, names, lines = self.sizes, list[str](), list[str]()
+        if named:
+            names, lines, _ = self.above_panels(panels)
+            size, small = self._type_sizes()
+            above = 6 + (size + 4 if names else 0.0) + (small if lines else 0.0)
+            above = max(above, 14.0)
         columns, width = self._columns(panels)
-        room = width - 2 * MARGIN
+        room = width - 2 * sizes.margin
         top = self._head(drawing, heading, room)
         scale = drawing.scale
         lefts = [round(x * scale) for x in columns]
         tops = [
-            round((top + row * (self._high + head_room) + head_room) * scale)
+            round((top + row * (self._high + above) + above) * scale)
             for row in range(max(row for row, _ in self._places) + 1)
         ]
         for panel, (row, column) in zip(panels, self._places, strict=True):
             drawing.panels.append(PlacedPanel(lefts[column], tops[row], panel, self.cell))
-        if named:
-            self._add_names(drawing, panels)
+        self._add_names(drawing, names, lines)
         bottom = self._add_labels(drawing)
         if numbered and self.numbers_fit:
             for placed in drawing.panels:
                 drawing.numbers += self.numbers(placed, drawing)
         y_top, y_end = tops[0] / scale, tops[-1] / scale + self._high
-        self._add_axis_names(drawing, (y_top + y_end) / 2, bottom, panels)
+        bottom = self._add_axis_names(drawing, (y_top + y_end) / 2, bottom, panels)
         for column, bar_scale in self._bars(panels):
-            left = lefts[column] / scale + self._wide + BAR_GAP
-            add_bar(drawing, left, y_top, min(y_end - y_top, TALLEST_BAR), bar_scale)
-        y = bottom + 24
-        used = add_legend(drawing, MARGIN, y, room, panels)
+            left = lefts[column] / scale + self._wide + sizes.bar_gap
+            add_bar(drawing, left, y_top, min(y_end - y_top, TALLEST_BAR), bar_scale, sizes)
+        y = bottom + 8
+        used = add_legend(drawing, sizes.margin, y, room, panels, sizes.legend)
         y += used + 3 if used else 0
-        y += drawing.add_paragraph(MARGIN, y, heading.footer, room, SMALL_SIZE)
-        y = max(y, y_top + 40 + MARGIN)
-        drawing.width, drawing.height = width, y + MARGIN - (4 if heading.footer or used else 14)
+        used += drawing.add_paragraph(sizes.margin, y, heading.footer, room, sizes.small)
+        y += used if heading.footer else 0.0
+        drawing.width = width
+        drawing.height = max(y, y_top + 40) + sizes.margin - (4 if used else 10)
         return drawing
 
     def numbers(self, placed: PlacedPanel, drawing: Drawing) -> list[CellNumber]:
@@ -242,7 +365,7 @@ class PanelLayout:
         cells = np.argwhere(panel.kinds.cells == WEIGHT).tolist()
         texts = [panel.scale.written(panel.values[q, k]) for q, k in cells]
         longest = max(4, *map(len, texts)) if texts else 4
-        size = min(10.0, self._cell_wide * 1.44 / longest, self._cell_high * 0.6)
+        size = self._number_size(longest)
         return [
             CellNumber(
                 left + (k + 0.5) * self._cell_wide,
@@ -254,37 +377,55 @@ class PanelLayout:
             for (q, k), text in zip(cells, texts, strict=True)
         ]
 
+    def _number_size(self, longest: int) -> float:
+        """The type of numbers of so many digits."""
+        return min(10.0, self._cell_wide * 1.44 / longest, self._cell_high * 0.6)
+
     def _type_sizes(self) -> tuple[float, float]:
         """Of the names above panels, and of the measures below these."""
+        if self._blank.options.is_figure:
+            return self.sizes.label, self.sizes.small
         return (8.5, 7.0) if self._wide >= 80 else (6.5, 5.5)
 
     def _head(self, drawing: Drawing, heading: Heading, room: float) -> float:
         """Write the heading; returns where the panels begin."""
+        sizes, y = self.sizes, self.sizes.margin
         drawing.title = heading.title
-        drawing.texts += heading.texts()
-        y = MARGIN + 19 + (0.0 if heading.subtitle is None else 1.4 * SUBTITLE_SIZE)
-        for text, size in zip(heading.paragraphs, (PARAGRAPH_SIZE, SMALL_SIZE), strict=False):
-            y += drawing.add_paragraph(MARGIN, y, text, room, size)
-        return y + 6
+        if drawing.options.is_figure:  # a narrow one: all of it is wrapped
+            for line in drawing.wrapped(heading.title, sizes.title, room) if heading.title else ():
+                y += 1.3 * sizes.title
+                drawing.texts.append(
+                    Text(sizes.margin, y - 0.4 * sizes.title, line, sizes.title, bold=True)
+                )
+            y += drawing.add_paragraph(sizes.margin, y, heading.subtitle or "", room, sizes.text)
+        else:
+            drawing.texts += heading.texts(sizes)
+            y += 1.46 * sizes.title if heading.title else 0.0
+            y += 0.0 if heading.subtitle is None else 1.4 * sizes.text
+        for text, size in zip(heading.paragraphs, (sizes.text, sizes.small), strict=False):
+            y += drawing.add_paragraph(sizes.margin, y, text, room, size)
+        return y + 6 if y > sizes.margin else y
 
     def _columns(self, panels: Sequence[Panel]) -> tuple[list[float], float]:
         """The left edge of each column of panels, and the width of the whole."""
-        gap = 12.0 if self._wide > 70 else 7.0
-        bars = dict(self._bars(panels))
-        x = MARGIN + (16 if self._axes[0].name else 0) + self.rows.extent
+        sizes, bars = self.sizes, dict(self._bars(panels))
+        x = sizes.margin + (sizes.axis + 7 if self._axis_names[0] else 0.0) + self.rows.extent
         lefts = []
-        for column in range(max(column for _, column in self._places) + 1):
+        for column in range(self._n_columns):
             lefts.append(x)
-            x += self._wide + gap
+            x += self._wide + self._gap
             if column in bars:
-                x += BAR_GAP - gap + self._bar_room(bars[column]) + gap
-        return lefts, max(x - gap + MARGIN, 330.0 if len(panels) > 1 else 400.0)
+                x += sizes.bar_gap + self._bar_room(bars[column])
+        points = self._blank.options.points
+        if points is not None:
+            return lefts, points
+        return lefts, max(x - self._gap + sizes.margin, 330.0 if len(panels) > 1 else 400.0)
 
     def _bars(self, panels: Sequence[Panel]) -> list[tuple[int, Scale]]:
         """The columns that a colour bar follows: the last of those that share its scale."""
         scales = {}
         for panel, (_, column) in zip(panels, self._places, strict=True):
-            scales[column] = panel.scale
+            scales[column] = panel.shown_scale
         last = max(scales)
         return [
             (column, scale)
@@ -293,19 +434,21 @@ class PanelLayout:
         ]
 
     def _bar_room(self, scale: Scale) -> float:
-        texts = [text for _, text in scale.ticks(100.0)]
-        widest = max(self._blank.text_width(text, SMALL_SIZE) for text in texts)
-        return max(BAR_ROOM, 14 + widest)
+        """The width of a colour bar with its values."""
+        width, small = self._blank.text_width, self.sizes.small
+        widest = max(width(text, small) for _, text in scale.ticks(100.0))
+        room = max(self.sizes.bar + 5 + widest, width(scale.name, small))
+        return room if self._blank.options.is_figure else max(BAR_ROOM, room)
 
-    def _add_names(self, drawing: Drawing, panels: Sequence[Panel]) -> None:
+    def _add_names(self, drawing: Drawing, names: Sequence[str], lines: Sequence[str]) -> None:
         size, small = self._type_sizes()
-        names, lines, _ = self.above_panels(panels)
         for i, placed in enumerate(drawing.panels):
-            x, y = placed.left / drawing.scale, placed.top / drawing.scale
-            if names:
-                drawing.texts.append(Text(x, y - 6 - small, names[i], size, bold=True))
+            x, y = placed.left / drawing.scale, placed.top / drawing.scale - 4
             if lines:
-                drawing.texts.append(Text(x, y - 4, lines[i], small, 0.7))
+                drawing.texts.append(Text(x, y, lines[i], small, 0.7))
+                y -= small + 2
+            if names:
+                drawing.texts.append(Text(x, y, names[i], size, bold=True))
 
     def _add_labels(self, drawing: Drawing) -> float:
         """Labels on the outer edges only; returns where they end below the panels."""
@@ -326,54 +469,69 @@ class PanelLayout:
 
     def _add_axis_names(
         self, drawing: Drawing, middle: float, bottom: float, panels: Sequence[Panel]
-    ) -> None:
-        """The names of the axes, that of the columns below each group that shares a scale."""
-        rows, columns = (axis.name for axis in self._axes)
+    ) -> float:
+        """The names of the axes, that of the columns below each group that shares a scale.
+
+        Returns where they end.
+        """
+        (rows, columns), sizes = self._axis_names, self.sizes
         if rows:
-            drawing.texts.append(Text(MARGIN + 8, middle, rows, 9, anchor="middle", turn=90))
+            x = sizes.margin + 0.9 * sizes.axis
+            drawing.texts.append(Text(x, middle, rows, sizes.axis, anchor="middle", turn=90))
+        if not columns:
+            return bottom
         start = 0
         for last, _ in self._bars(panels):
-            x = [p.left for p, (_, c) in zip(drawing.panels, self._places, strict=True)
-                 if start <= c <= last]  # fmt: skip
-            centre = (min(x) + max(x)) / 2 / drawing.scale + self._wide / 2
-            if columns:
-                drawing.texts.append(Text(centre, bottom + 12, columns, 9, anchor="middle"))
+            lefts = [
+                placed.left / drawing.scale
+                for placed, (_, column) in zip(drawing.panels, self._places, strict=True)
+                if start <= column <= last
+            ]
+            centre = (min(lefts) + max(lefts) + self._wide) / 2
+            y = bottom + 3 + sizes.axis
+            drawing.texts.append(Text(centre, y, columns, sizes.axis, anchor="middle"))
             start = last + 1
+        return bottom + 7 + sizes.axis
 
 
-def add_bar(drawing: Drawing, left: float, top: float, height: float, scale: Scale) -> None:
+def add_bar(
+    drawing: Drawing, left: float, top: float, height: float, scale: Scale, sizes: Measurements
+) -> None:
     """A colour bar, its name above it and its values beside it."""
-    pixels = drawing.scale
+    pixels, small = drawing.scale, sizes.small
     x, y = round(left * pixels), round(top * pixels)
-    w, h = round(9 * pixels), max(2, round(height * pixels))
+    w, h = round(sizes.bar * pixels), max(2, round(height * pixels))
     drawing.bars.append(ColourBar(x, y, w, h, scale.colours))
     left, top, width, height = x / pixels, y / pixels, w / pixels, h / pixels
-    drawing.texts.append(Text(left, top - 6, scale.name, SMALL_SIZE, 0.75))
+    drawing.texts.append(Text(left, top - 6, scale.name, small, 0.75))
     for share, text in scale.ticks(height):
         at = top + height * (1 - share)
         drawing.lines.append(Line(left + width, at, left + width + 2.5, at, 0.55, 0.6))
-        drawing.texts.append(
-            Text(left + width + 4.5, at + 0.36 * SMALL_SIZE, text, SMALL_SIZE, 0.75)
-        )
+        drawing.texts.append(Text(left + width + 4.5, at + 0.36 * small, text, small, 0.75))
 
 
 def add_legend(
-    drawing: Drawing, left: float, top: float, width: float, panels: Sequence[Panel]
+    drawing: Drawing,
+    left: float,
+    top: float,
+    width: float,
+    panels: Sequence[Panel],
+    size: float = 8.0,
 ) -> float:
     """One line, or more, with a sample of each kind of cell that occurs; returns its height."""
     present = set().union(*(kinds.present for kinds in {panel.kinds for panel in panels}))
     scale = drawing.scale
-    cell = CellSize(round(14 * scale), round(8 * scale))
+    cell = CellSize(round(14 * scale), round(size * scale))
     x, y = left, top
     for kind, text in LEGEND.items():
         if kind not in present:
             continue
-        long = 14 + 5 + drawing.text_width(text, 8) + 16
+        long = 14 + 5 + drawing.text_width(text, size) + 16
         if x > left and x + long - 16 > left + width:
-            x, y = left, y + 13
+            x, y = left, y + size + 5
         kinds = CellKinds(np.full((1, 1), kind, dtype=np.uint8))
         sample = Panel(np.zeros((1, 1), dtype=np.float32), kinds, panels[-1].scale)
         drawing.samples.append(PlacedPanel(round(x * scale), round((y + 1) * scale), sample, cell))
-        drawing.texts.append(Text(x + 14 + 5, y + 8, text, 8, 0.75))
+        drawing.texts.append(Text(x + 14 + 5, y + size, text, size, 0.75))
         x += long
-    return y + 13 - top if drawing.samples else 0.0
+    return y + size + 5 - top if drawing.samples else 0.0

@@ -8,6 +8,7 @@ of the picture stays visible.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Protocol
 
@@ -85,6 +86,7 @@ def draw_overlay(
             f"a picture of {photo.rows} × {photo.columns} patches after {photo.n_before} other "
             f"tokens does not fit sequence {sequence}, which has {length}"
         )
+    options = replace(options, transparent=False)  # pictures cover their panels
     if heads is None:
         heads = [(la, h) for la in range(result.n_layers) for h in range(result.n_heads)]
     at = _query_index(result, sequence, query)
@@ -95,7 +97,8 @@ def draw_overlay(
     panels = _panels(maps, names, LinearScale(top, largest > top))
     whose = MEAN if at is None else f"query {label(result.query_tokens[sequence][at], 14)}"
     title, caption = f"Attention on the picture: {whose}", caption_of(result, sequence)
-    drawing = _drawing(panels, heads, photo, Heading(title, None, (caption, MEASURED)), options)
+    heading = Heading.chosen(options, title, caption=caption, measured=MEASURED)
+    drawing = _drawing(panels, heads, photo, heading, options)
     drawing.description = _in_words(title, caption, panels[1:])
     colours = palette(options)
     full = colours[rasterize(drawing)]
@@ -149,10 +152,11 @@ def _drawing(
     cell = CellSize(
         max(2, round(width / photo.columns * zoom)), max(2, round(height / photo.rows * zoom))
     )
-    places = [(0, 0), *((r, c + 1) for r, c in grid(heads, width / height)[0])]
+    places = [(0, 0), *((r, c + 1) for r, c in grid(heads, width / height, options.columns)[0])]
     axes = TokenAxis.unnamed(photo.rows), TokenAxis.unnamed(photo.columns)
     blank = Drawing(options, Fonts([heading.title, *heading.paragraphs]))
-    layout = PanelLayout(blank, axes, (photo.rows, photo.columns), cell, places)
+    shape, scales = (photo.rows, photo.columns), [panels[0].scale]
+    layout = PanelLayout(blank, axes, shape, cell, places, scales=scales)
     return layout.drawing(panels, heading)
 
 

@@ -46,6 +46,13 @@ def tone_index(tone: float) -> int:
     return COLOURS + round(tone * (TONES - 1))
 
 
+def opacities() -> Indices:
+    """The opacity of each entry on transparent paper, from 0 to 255: tones are more or less ink."""
+    alphas = np.full(256, 255, dtype=np.uint8)
+    alphas[COLOURS : COLOURS + TONES] = np.linspace(0, 255, TONES).round()
+    return alphas
+
+
 @lru_cache(16)
 def palette(options: FigureOptions, two_maps: bool = False) -> npt.NDArray[np.uint8]:
     """The 256 colours, uint8 `[256, 3]`; with `two_maps` those of weights and of differences."""
@@ -57,6 +64,7 @@ def palette(options: FigureOptions, two_maps: bool = False) -> npt.NDArray[np.ui
         colours[ALL_COLOURS] = sequential(options.cmap, COLOURS) * 255
     paper, ink = (np.array(rgb, dtype=float) for rgb in THEME_COLOURS[options.theme])
     steps = np.linspace(0, 1, TONES)[:, None]
+    steps = np.ones_like(steps) if options.transparent else steps  # see `opacities`
     colours[COLOURS : COLOURS + TONES] = paper + steps * (ink - paper)
     colours[ALARM] = RED
     return colours.round().astype(np.uint8)

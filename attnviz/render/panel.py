@@ -61,6 +61,12 @@ class Panel:
     measures: tuple[str, ...] = ()
     summary: str = ""
     in_words: str = ""
+    bar: Scale | None = None
+    """The scale of the colour bar, where panels with scales of their own share one."""
+
+    @property
+    def shown_scale(self) -> Scale:
+        return self.bar or self.scale
 
     @property
     def title(self) -> str:

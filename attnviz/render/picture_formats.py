@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+from attnviz.render.figure_options import LARGEST_DPI, FigureOptions
 
 if TYPE_CHECKING:
     from attnviz.render.drawing import Drawing
@@ -30,6 +33,13 @@ def _pdf(drawing: Drawing) -> bytes:
 
 PICTURE_FORMATS: dict[str, Callable[[Drawing], bytes]] = {".png": _png, ".svg": _svg, ".pdf": _pdf}
 """Suffix → what writes a drawing. The same drawing gives the same bytes."""
+
+
+def for_format(options: FigureOptions, path: Path) -> FigureOptions:
+    """Options of a file: cells of a figure for print are placed on a fine grid."""
+    if options.is_figure and path.suffix.lower() != ".png":
+        return replace(options, dpi=LARGEST_DPI)
+    return options
 
 
 def write(drawing: Drawing, path: Path) -> None:

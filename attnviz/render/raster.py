@@ -25,7 +25,7 @@ from attnviz.render.drawing import (
     font_properties,
     simple_width,
 )
-from attnviz.render.palette import ALARM, Indices, palette, tone_index
+from attnviz.render.palette import ALARM, Indices, opacities, palette, tone_index
 from attnviz.render.panel import (
     BLIND,
     FORBIDDEN,
@@ -244,26 +244,29 @@ def with_numbers(page: Indices, drawing: Drawing) -> Pixels:
     """The page in full colour with the numbers in its cells; the page as it is without any."""
     if not drawing.numbers:
         return page
-    full = palette(drawing.options, drawing.two_maps)[page]
+    colours = palette(drawing.options, drawing.two_maps)
+    if drawing.options.transparent:
+        colours = np.column_stack([colours, opacities()])
+    full: Pixels = colours[page]
     for number in drawing.numbers:
         size = round(number.size * drawing.scale, 3)
         cover, left, top = _coverage(number.text, size, False)
         x = number.x * drawing.scale - simple_width(number.text, size, False) / 2
         y = (number.y + 0.365 * number.size) * drawing.scale
         left, top = round(x) + left, round(y) + top
-        under = full[top : top + cover.shape[0], left : left + cover.shape[1]]
+        under = full[top : top + cover.shape[0], left : left + cover.shape[1], :3]
         share = cover[..., None] / 255
         under[...] = under + share * (np.array(number.colour) - under)
     return full
 
 
 def png(drawing: Drawing, page: Pixels | None = None) -> bytes:
-    """PNG of a drawing, whose `page` may be given: indices `[h w]` or colours `[h w 3]`."""
+    """PNG of a drawing, whose `page` may be given: indices `[h w]` or colours `[h w 3|4]`."""
     from PIL import Image, PngImagePlugin
 
     if page is None:
         page = with_numbers(rasterize(drawing), drawing)
-    mode = "P" if page.ndim == 2 else "RGB"
+    mode = "P" if page.ndim == 2 else {3: "RGB", 4: "RGBA"}[page.shape[2]]
     image = Image.frombuffer(mode, page.shape[1::-1], np.ascontiguousarray(page), "raw", mode, 0, 1)
     if mode == "P":
         image.putpalette(palette(drawing.options, drawing.two_maps).tobytes())
@@ -272,5 +275,8 @@ def png(drawing: Drawing, page: Pixels | None = None) -> bytes:
     words.add_itxt("Description", drawing.description)
     stream = io.BytesIO()
     dpi = drawing.options.dpi
-    image.save(stream, "png", pnginfo=words, dpi=(dpi, dpi), compress_level=1)
+    more = {}
+    if mode == "P" and drawing.options.transparent:
+        more["transparency"] = opacities().tobytes()
+    image.save(stream, "png", pnginfo=words, dpi=(dpi, dpi), compress_level=1, **more)
     return stream.getvalue()

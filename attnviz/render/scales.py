@@ -77,9 +77,10 @@ class Scale(ABC):
 
 @dataclass(frozen=True, eq=False)
 class LinearScale(Scale):
-    """From `low` to `top` in equal steps."""
+    """From `low` to `top` in equal steps, or with `exponent` 0.5 in steps of the square root."""
 
     low: float = 0.0
+    exponent: float = 1.0
 
     @property
     def ends(self) -> tuple[str, str]:
@@ -88,12 +89,16 @@ class LinearScale(Scale):
     def steps(self, values: Values, n: int) -> npt.NDArray[Any]:
         with np.errstate(over="ignore"):
             above = values - self.low if self.low else values
+            if self.exponent != 1:
+                shares = np.clip(above / (self.top - self.low), 0, 1) ** self.exponent
+                return np.asarray(np.clip(shares * n, 0, n - 1))
             return np.asarray(np.clip(above * (n / (self.top - self.low)), 0, n - 1))
 
     def ticks(self, height: float) -> list[Tick]:
         span = self.top - self.low
         values = round_values(self.low, self.top, 10 / height)
-        named = [((value - self.low) / span, f"{value:.3g}") for value in values]
+        named = [(((value - self.low) / span) ** self.exponent, f"{value:.3g}") for value in values]
+        named = [(share, text) for share, text in named if share <= 1 - 10 / height]
         return [*named, (1.0, f"{'≥ ' if self.clipped else ''}{self.top:.3g}")]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from dataclasses import replace
 from typing import Any
 from xml.sax.saxutils import escape
 
@@ -69,7 +70,9 @@ def _figure(drawing: Drawing, as_text: bool) -> Any:
     """A figure with nothing but the drawing: matplotlib writes its vector formats from figures."""
     red, green, blue = (part / 255 for part in THEME_COLOURS[drawing.options.theme][0])
     figure = Figure(
-        figsize=(drawing.width / 72, drawing.height / 72), dpi=72, facecolor=(red, green, blue)
+        figsize=(drawing.width / 72, drawing.height / 72),
+        dpi=72,
+        facecolor="none" if drawing.options.transparent else (red, green, blue),
     )
     figure.add_artist(_DrawingArtist(drawing, as_text))
     return figure
@@ -81,7 +84,8 @@ class _DrawingArtist(Artist):
     def __init__(self, drawing: Drawing, as_text: bool) -> None:
         super().__init__()
         self._drawing, self._as_text = drawing, as_text
-        self._colours = palette(drawing.options, drawing.two_maps) / 255
+        options = replace(drawing.options, transparent=False)  # tones as they are on paper
+        self._colours = palette(options, drawing.two_maps) / 255
 
     def draw(self, renderer: Any) -> None:
         drawing = self._drawing
