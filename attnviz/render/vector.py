@@ -121,6 +121,8 @@ class _DrawingArtist(Artist):
         shades = panel.scale.shades(panel.values, cell.pool)
         kinds = pooled(panel.kinds.cells, cell.pool)
         plain = {kind for kind, (_, ground, _) in HATCHES.items() if ground is not None}
+        whole = placed.left, placed.top, *placed.shape[::-1]
+        self._fill(renderer, [whole], self._colours[int(shades.min())])  # seams are not paper
         coloured = ~np.isin(kinds, [*plain, NOT_A_NUMBER])
         for shade in np.unique(shades[coloured]).tolist():
             where = coloured & (shades == shade)
@@ -244,7 +246,7 @@ class _DrawingArtist(Artist):
 def _boxes(placed: PlacedPanel, where: npt.NDArray[np.bool_]) -> npt.NDArray[np.float64]:
     """Left, top, width and height in pixels of the cells that are True: runs of a row as one.
 
-    Each reaches a little under its neighbours to the right and below, so that viewers that smooth
+    Each reaches a little into its neighbours to the right and below, so that viewers that smooth
     edges show no seams.
     """
     padded = np.pad(where, ((0, 0), (1, 1))).astype(np.int8)
@@ -252,7 +254,7 @@ def _boxes(placed: PlacedPanel, where: npt.NDArray[np.bool_]) -> npt.NDArray[np.
     rows, starts = np.nonzero(steps == 1)
     ends = np.nonzero(steps == -1)[1]
     cell, (height, width) = placed.cell, placed.shape
-    seam = 0.25
+    seam = 0.08 * min(cell.width, cell.height)
     left, top = starts * cell.width, rows * cell.height
     right = np.minimum(ends * cell.width + seam, width)
     bottom = np.minimum((rows + 1) * cell.height + seam, height)
