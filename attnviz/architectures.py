@@ -100,12 +100,6 @@ class Architecture:
         )
 
     @property
-    def norm_parameters(self) -> int:
-        """Of one layer: the norm before or after its attention, or both."""
-        each = self.d_model * (2 if self.norm == "LayerNorm" else 1)
-        return each * (2 if self.norm_at == "both" else 1)
-
-    @property
     def position_parameters(self) -> int:
         """Of the whole model: T5's bias tables, one for each stack of self-attention layers."""
         return self.buckets * self.n_heads * sum(kind.role == "self" for kind in self.kinds)

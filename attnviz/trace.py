@@ -44,72 +44,156 @@ class Tap(Protocol):
     ) -> None: ...
 
 
-def ignore(
-    name: str,
-    axes: str,
-    tensor: Tensor,
-    *,
-    module: nn.Module | None = None,
-    sums_over: str = "",
-    flops_each: int = 0,
-    rows: str = "V",
-) -> None:
+def ignore(name: str, axes: str, tensor: Tensor, **_: object) -> None:
     """The tap that records nothing."""
 
 
-EXPLANATIONS: dict[str, tuple[str, str]] = {
-    "ids": ("input", "each token's number in the vocabulary; padding is 0"),
-    "embedded": ("input", "row id of the embedding table: a token becomes a vector"),
-    "query_input": (
-        "input",
-        "sinusoids added: each vector now knows its position",
+@dataclass(frozen=True)
+class StepKind:
+    """One row of the table of steps.
+
+    `reads` names the steps that it reads; of `a|b`, the first that is in the trace. `shares`: its
+    parameters are those of an earlier step, and count once.
+    """
+
+    stage: str
+    words: str
+    reads: tuple[str, ...] = ()
+    shares: bool = False
+
+
+_PLACED = "query_placed|query_input|embedded"
+_STREAM = f"query_embedding_normed|query_typed|{_PLACED}"
+_INPUT = f"normed|{_STREAM}"
+_KEY_PLACED = "key_placed|key_input|key_embedded"
+_KEY_STREAM = f"key_embedding_normed|key_typed|{_KEY_PLACED}"
+_KEY_INPUT = f"key_normed|{_KEY_STREAM}|{_INPUT}"
+_QUERY = "q_rotated|q_normed|q"
+_KEY = "k_rotated|k_normed|k"
+_SCORES = "biased|capped|scores|products"
+
+STEP_KINDS: dict[str, StepKind] = {
+    "ids": StepKind("input", "each token's number in the vocabulary; padding is 0"),
+    "embedded": StepKind(
+        "input", "row id of the embedding table: a token becomes a vector", ("ids",)
     ),
-    "key_ids": ("input", "the other text's tokens: keys and values come from these"),
-    "key_embedded": ("input", "the same embedding table for the other text"),
-    "key_input": ("input", "the sinusoid of each position added to the other text"),
-    "query_placed": ("input", "the learned row of each position added"),
-    "key_placed": ("input", "the learned row of each position added to the other text"),
-    "query_typed": ("input", "the row of token type 0 added, one for all tokens"),
-    "key_typed": ("input", "the same row added to the other text"),
-    "query_embedding_normed": ("input", "LayerNorm over d_model, as before the first layer"),
-    "key_embedding_normed": ("input", "LayerNorm over d_model for the other text"),
-    "normed": ("input", "normed before the attention; the residual goes around it"),
-    "key_normed": ("input", "the other text normed in the same way"),
-    "qkv": ("project", "one matrix for all: H·d_k + 2·Hkv·d_k numbers a token"),
-    "q_projected": ("project", "W_Q: what each token asks for, all heads side by side"),
-    "q": ("split", "cut into heads: view as (H, d_k), then swap T and H"),
-    "k_projected": ("project", "W_K: what each token answers to, all heads side by side"),
-    "k": ("split", "cut into heads in the same way"),
-    "v_projected": ("project", "W_V: what each token has to give, all heads side by side"),
-    "v": ("split", "cut into heads; d_v may differ from d_k"),
-    "q_normed": ("split", "RMSNorm along d_k in each head: scores cannot run away"),
-    "k_normed": ("split", "the same for the keys, with a scale of its own"),
-    "q_rotated": ("split", "rotary: pairs of numbers turned, further at later places"),
-    "k_rotated": ("split", "keys turned alike: q · k depends on the distance alone"),
-    "k_extended": ("split", "a key that is no token's at the end: no mask forbids it"),
-    "v_extended": ("split", "and the value that stands behind it"),
-    "k_repeated": ("split", "each key head lent to the H / Hkv query heads of a group"),
-    "v_repeated": ("split", "each value head lent to the same query heads"),
-    "products": ("attend", "q · kᵀ: a number for every pair of a query and a key"),
-    "scores": ("attend", "divided by √d_k: the spread no longer grows with d_k"),
-    "capped": ("attend", "50 · tanh(score / 50): no score beyond ±50"),
-    "position_bias": ("attend", "a number for each head and distance, from a table"),
-    "alibi": ("attend", "minus the distance, times a slope of each head's own"),
-    "biased": ("attend", "position bias added to the scores: the only sign of place"),
-    "allowed": ("attend", "all masks combined by 'and': True where a query may look"),
-    "masked_scores": ("attend", "-inf where not allowed, so that exp gives exactly 0 there"),
-    "weights": (
+    "query_input": StepKind(
+        "input", "sinusoids added: each vector now knows its position", ("embedded",)
+    ),
+    "key_ids": StepKind("input", "the other text's tokens: keys and values come from these"),
+    "key_embedded": StepKind(
+        "input", "the same embedding table for the other text", ("key_ids",), shares=True
+    ),
+    "key_input": StepKind(
+        "input", "the sinusoid of each position added to the other text", ("key_embedded",)
+    ),
+    "query_placed": StepKind(
+        "input", "the learned row of each position added", ("query_input|embedded",)
+    ),
+    "key_placed": StepKind(
+        "input",
+        "the learned row of each position added to the other text",
+        ("key_input|key_embedded",),
+    ),
+    "query_typed": StepKind(
+        "input", "the row of token type 0 added, one for all tokens", (_PLACED,)
+    ),
+    "key_typed": StepKind("input", "the same row added to the other text", (_KEY_PLACED,)),
+    "query_embedding_normed": StepKind(
+        "input", "LayerNorm over d_model, as before the first layer", (f"query_typed|{_PLACED}",)
+    ),
+    "key_embedding_normed": StepKind(
+        "input",
+        "LayerNorm over d_model for the other text",
+        (f"key_typed|{_KEY_PLACED}",),
+        shares=True,
+    ),
+    "normed": StepKind(
+        "input", "normed before the attention; the residual goes around it", (_STREAM,)
+    ),
+    "key_normed": StepKind(
+        "input", "the other text normed in the same way", (_KEY_STREAM,), shares=True
+    ),
+    "qkv": StepKind("project", "one matrix for all: H·d_k + 2·Hkv·d_k numbers a token", (_INPUT,)),
+    "q_projected": StepKind(
+        "project", "W_Q: what each token asks for, all heads side by side", (f"qkv|{_INPUT}",)
+    ),
+    "q": StepKind("split", "cut into heads: view as (H, d_k), then swap T and H", ("q_projected",)),
+    "k_projected": StepKind(
+        "project", "W_K: what each token answers to, all heads side by side", (f"qkv|{_KEY_INPUT}",)
+    ),
+    "k": StepKind("split", "cut into heads in the same way", ("k_projected",)),
+    "v_projected": StepKind(
+        "project",
+        "W_V: what each token has to give, all heads side by side",
+        (f"qkv|{_KEY_INPUT}",),
+    ),
+    "v": StepKind("split", "cut into heads; d_v may differ from d_k", ("v_projected",)),
+    "q_normed": StepKind("split", "RMSNorm along d_k in each head: scores cannot run away", ("q",)),
+    "k_normed": StepKind("split", "the same for the keys, with a scale of its own", ("k",)),
+    "q_rotated": StepKind(
+        "split", "rotary: pairs of numbers turned, further at later places", ("q_normed|q",)
+    ),
+    "k_rotated": StepKind(
+        "split", "keys turned alike: q · k depends on the distance alone", ("k_normed|k",)
+    ),
+    "k_extended": StepKind(
+        "split", "a key that is no token's at the end: no mask forbids it", (_KEY,)
+    ),
+    "v_extended": StepKind("split", "and the value that stands behind it", ("v",)),
+    "k_repeated": StepKind(
+        "split", "each key head lent to the H / Hkv query heads of a group", (f"k_extended|{_KEY}",)
+    ),
+    "v_repeated": StepKind(
+        "split", "each value head lent to the same query heads", ("v_extended|v",)
+    ),
+    "products": StepKind(
+        "attend",
+        "q · kᵀ: a number for every pair of a query and a key",
+        (_QUERY, f"k_repeated|k_extended|{_KEY}"),
+    ),
+    "scores": StepKind(
+        "attend", "divided by √d_k: the spread no longer grows with d_k", ("products",)
+    ),
+    "capped": StepKind(
+        "attend", "50 · tanh(score / 50): no score beyond ±50", ("scores|products",)
+    ),
+    "position_bias": StepKind("attend", "a number for each head and distance, from a table"),
+    "alibi": StepKind("attend", "minus the distance, times a slope of each head's own"),
+    "biased": StepKind(
+        "attend",
+        "position bias added to the scores: the only sign of place",
+        ("capped|scores|products", "position_bias|alibi"),
+    ),
+    "allowed": StepKind("attend", "all masks combined by 'and': True where a query may look"),
+    "masked_scores": StepKind(
+        "attend", "-inf where not allowed, so that exp gives exactly 0 there", (_SCORES, "allowed")
+    ),
+    "weights": StepKind(
         "attend",
         "softmax along the keys: rows sum to 1 (0: sees nothing)",
+        (f"masked_scores|{_SCORES}",),
     ),
-    "context": ("attend", "each query's mean of the values, weighted by its row"),
-    "merged": ("merge", "H and T swapped back, heads side by side: this one copies"),
-    "projected": ("merge", "W_O: mixes the heads and returns to d_model"),
-    "projected_normed": ("add & norm", "normed once more before it is added"),
-    "residual": ("add & norm", "the query's input added back"),
-    "output": ("add & norm", "LayerNorm over d_model: each token's mean 0, variance 1"),
+    "context": StepKind(
+        "attend",
+        "each query's mean of the values, weighted by its row",
+        ("weights", "v_repeated|v_extended|v"),
+    ),
+    "merged": StepKind(
+        "merge", "H and T swapped back, heads side by side: this one copies", ("context",)
+    ),
+    "projected": StepKind("merge", "W_O: mixes the heads and returns to d_model", ("merged",)),
+    "projected_normed": StepKind(
+        "add & norm", "normed once more before it is added", ("projected",)
+    ),
+    "residual": StepKind(
+        "add & norm", "the query's input added back", ("projected_normed|projected", _STREAM)
+    ),
+    "output": StepKind(
+        "add & norm", "LayerNorm over d_model: each token's mean 0, variance 1", ("residual",)
+    ),
 }
-"""For each tap name: its stage, and what happens there, in words."""
+"""For each tap name: its stage, what happens there, and what it reads."""
 
 
 @dataclass(frozen=True)
@@ -137,12 +221,16 @@ class Step:
     stride_order: tuple[int, ...] = field(default=(), compare=False)
 
     @property
+    def kind(self) -> StepKind:
+        return STEP_KINDS[self.name]
+
+    @property
     def stage(self) -> str:
-        return EXPLANATIONS[self.name][0]
+        return self.kind.stage
 
     @property
     def words(self) -> str:
-        return EXPLANATIONS[self.name][1]
+        return self.kind.words
 
     @property
     def n_elements(self) -> int:

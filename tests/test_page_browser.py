@@ -26,7 +26,7 @@ from attnviz.measures import measure
 from attnviz.render import page as writer
 from attnviz.render.page import write_page
 from attnviz.result import Attention
-from attnviz.trace import EXPLANATIONS, Step
+from attnviz.trace import STEP_KINDS, Step
 
 # ── results to show ──────────────────────────────────────────────────────────────────────────
 
@@ -99,7 +99,7 @@ def a_step(name: str) -> Step:
 
 
 COMMAND = 'attnviz run "The animal didn\'t" --n-heads 8 -o page.html </script><b>'
-STEPS = [a_step(name) for name in EXPLANATIONS]
+STEPS = [a_step(name) for name in STEP_KINDS]
 ARABIC = ("قطة", "صغيرة", "تجلس", "على", "السجادة")
 
 RESULTS: dict[str, Callable[[], Attention]] = {

@@ -28,7 +28,7 @@ from attnviz.render import tables
 from attnviz.render.visible import cells, notation
 from attnviz.sources.from_architecture import architecture_steps
 from attnviz.tokens import make_batch, make_vocabulary
-from attnviz.trace import EXPLANATIONS, Step
+from attnviz.trace import STEP_KINDS, Step
 
 SIZES = {"B": 2, "H": 8, "Tq": 12, "Tk": 12, "d_model": 512, "d_k": 64, "d_v": 64, "V": 37000}
 HEADS = ["#", "stage", "step", "shape", "axes", "parameters", "FLOP", "memory", "layout", "type"]
@@ -221,7 +221,7 @@ def test_sixty_columns_take_two_lines_a_step(cross: bool, ascii: bool) -> None:
     assert all(cells(line) <= 60 for line in lines)
     top = next(i for i, line in enumerate(lines) if line.strip().startswith("#"))
     body = lines[top + 2 : lines.index("", top)]
-    stages = {stage for stage, _ in EXPLANATIONS.values()}
+    stages = {kind.stage for kind in STEP_KINDS.values()}
     steps = [line for line in body if line not in stages]
     assert all(re.match(r" *\d+ ", line) for line in steps[::2])
     assert all(line.startswith("   ") for line in steps[1::2])
@@ -236,10 +236,10 @@ def test_sixty_columns_hold_a_large_model() -> None:
     assert any(re.match(r" *10 1×96×2048×2048 B H Tq Tk +- +103G 1.5 GiB$", line) for line in lines)
 
 
-@pytest.mark.parametrize("name", EXPLANATIONS)
+@pytest.mark.parametrize("name", STEP_KINDS)
 def test_every_explanation_fits_the_second_line(name: str) -> None:
-    assert cells(EXPLANATIONS[name][1]) <= 57
-    assert cells(notation(EXPLANATIONS[name][1], ascii_only=True)) <= 57
+    assert cells(STEP_KINDS[name].words) <= 57
+    assert cells(notation(STEP_KINDS[name].words, ascii_only=True)) <= 57
 
 
 @pytest.mark.parametrize("source", [False, True])
@@ -348,7 +348,8 @@ def test_a_step_that_is_unknown_reads_the_one_before() -> None:
     steps = steps_at()
     odd = [replace(steps[0], name="odd"), replace(steps[1], name="odder"), *steps[3:]]
     assert tables.reads(odd)[:3] == [(), (0,), ()]
-    assert set(tables.READS) >= set(EXPLANATIONS)
+    known = {n for kind in STEP_KINDS.values() for read in kind.reads for n in read.split("|")}
+    assert known <= set(STEP_KINDS)
 
 
 def test_what_grows_as_t_squared() -> None:

@@ -63,72 +63,8 @@ AXIS_COLORS = {
 LENGTHS = {"4k": 4096, "32k": 32768, "128k": 131072}
 """Lengths for which the steps that grow as T² are reckoned."""
 
-_PLACED = "query_placed|query_input|embedded"
-_STREAM = f"query_embedding_normed|query_typed|{_PLACED}"
-_INPUT = f"normed|{_STREAM}"
-_KEY_PLACED = "key_placed|key_input|key_embedded"
-_KEY_STREAM = f"key_embedding_normed|key_typed|{_KEY_PLACED}"
-_KEY_INPUT = f"key_normed|{_KEY_STREAM}|{_INPUT}"
-_QUERY = "q_rotated|q_normed|q"
-_KEY = "k_rotated|k_normed|k"
-_SCORES = "biased|capped|scores|products"
-READS: dict[str, tuple[str, ...]] = {
-    "ids": (),
-    "embedded": ("ids",),
-    "query_input": ("embedded",),
-    "query_placed": ("query_input|embedded",),
-    "query_typed": (_PLACED,),
-    "query_embedding_normed": (f"query_typed|{_PLACED}",),
-    "key_ids": (),
-    "key_embedded": ("key_ids",),
-    "key_input": ("key_embedded",),
-    "key_placed": ("key_input|key_embedded",),
-    "key_typed": (_KEY_PLACED,),
-    "key_embedding_normed": (f"key_typed|{_KEY_PLACED}",),
-    "normed": (_STREAM,),
-    "key_normed": (_KEY_STREAM,),
-    "qkv": (_INPUT,),
-    "q_projected": (f"qkv|{_INPUT}",),
-    "k_projected": (f"qkv|{_KEY_INPUT}",),
-    "v_projected": (f"qkv|{_KEY_INPUT}",),
-    "q": ("q_projected",),
-    "k": ("k_projected",),
-    "v": ("v_projected",),
-    "q_normed": ("q",),
-    "k_normed": ("k",),
-    "q_rotated": ("q_normed|q",),
-    "k_rotated": ("k_normed|k",),
-    "k_extended": (_KEY,),
-    "v_extended": ("v",),
-    "k_repeated": (f"k_extended|{_KEY}",),
-    "v_repeated": ("v_extended|v",),
-    "products": (_QUERY, f"k_repeated|k_extended|{_KEY}"),
-    "scores": ("products",),
-    "capped": ("scores|products",),
-    "position_bias": (),
-    "alibi": (),
-    "biased": ("capped|scores|products", "position_bias|alibi"),
-    "allowed": (),
-    "masked_scores": (_SCORES, "allowed"),
-    "weights": (f"masked_scores|{_SCORES}",),
-    "context": ("weights", "v_repeated|v_extended|v"),
-    "merged": ("context",),
-    "projected": ("merged",),
-    "projected_normed": ("projected",),
-    "residual": ("projected_normed|projected", _STREAM),
-    "output": ("residual",),
-}
-"""Which steps each step reads; of `a|b` the first that is in the trace."""
-
 RESULTS = ("weights", "output")
 """What the layer returns: these stay in memory to the end."""
-
-SHARED_PARAMETERS = {
-    "key_embedded": "embedded",
-    "key_embedding_normed": "query_embedding_normed",
-    "key_normed": "normed",
-}
-"""Steps whose parameters are those of an earlier step: counted once."""
 
 _FOLDS = (
     ("q_projected", "k_projected", "v_projected"),
@@ -167,7 +103,7 @@ def human_count(n: int) -> str:
 
 def own_parameters(step: Step) -> int:
     """Numbers that `step` learns; 0 where they are an earlier step's."""
-    return 0 if step.name in SHARED_PARAMETERS else step.n_parameters
+    return 0 if step.kind.shares else step.n_parameters
 
 
 def sizes_of(steps: Sequence[Step]) -> dict[str, int]:
@@ -181,19 +117,16 @@ def sizes_of(steps: Sequence[Step]) -> dict[str, int]:
 
 
 def reads(steps: Sequence[Step]) -> list[tuple[int, ...]]:
-    """For each step, the places in `steps` of those it reads.
-
-    A step that `READS` does not know reads the one before it.
-    """
+    """For each step, the places in `steps` of those it reads."""
     place = {step.name: i for i, step in enumerate(steps)}
-    found: list[tuple[int, ...]] = []
-    for i, step in enumerate(steps):
-        if step.name not in READS:
-            found.append((i - 1,) if i else ())
-            continue
-        names = [next((n for n in read.split("|") if n in place), "") for read in READS[step.name]]
-        found.append(tuple(place[name] for name in names if name))
-    return found
+    return [
+        tuple(
+            place[name]
+            for read in step.kind.reads
+            if (name := next((n for n in read.split("|") if n in place), ""))
+        )
+        for step in steps
+    ]
 
 
 def peak(steps: Sequence[Step]) -> tuple[int, int]:
@@ -286,7 +219,7 @@ class Row:
 
     @property
     def parameters(self) -> str:
-        if self.first.name in SHARED_PARAMETERS and self.first.parameters:
+        if self.first.kind.shares and self.first.parameters:
             return "shared"
         n = sum(map(own_parameters, self.steps))
         return human_count(n) if n else ""

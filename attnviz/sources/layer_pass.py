@@ -22,7 +22,7 @@ from attnviz.result import KEEPABLE
 from attnviz.scores import Scores
 from attnviz.streaming import context
 from attnviz.tokens import Batch
-from attnviz.trace import EXPLANATIONS, Recorder
+from attnviz.trace import STEP_KINDS, Recorder
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,7 @@ def sizes_of_run(
 def require_fit(keep: Collection[str], queries: Batch, keys: Batch) -> None:
     """Raise `ConfigError` for an unknown tap, `InputError` for batches that do not go together."""
     for name in keep:
-        if name not in EXPLANATIONS:
+        if name not in STEP_KINDS:
             raise ConfigError(f"--keep {printable(name)}: known are {', '.join(KEEPABLE)}")
     for what in ("size", "pad_side", "vocabulary"):
         if getattr(queries, what) != getattr(keys, what):
