@@ -296,7 +296,7 @@ def test_plain_names_of_a_model_that_is_known_by_name() -> None:
     }
     save_file(state, Path("model.safetensors"))
     Path("config.json").write_text('{"model_type": "opt", "num_attention_heads": 3}')
-    with pytest.raises(InputError, match=r"says model_type opt, .*; --model runs it"):
+    with pytest.raises(InputError, match=r"says model_type opt, .*; --model FOLDER runs it"):
         opened(Path("model.safetensors"))
 
 
@@ -660,7 +660,7 @@ def test_own_metadata_and_flags_that_contradict_it() -> None:
         ({"positions": "none"}, "--positions none, but the layers of FILE have rope; leave it out"),
         (
             {"zero_attn": True},
-            "--add-zero-attn goes with layers of torch; FILE says what its own do",
+            "--add-zero-attn goes with torch's layers; FILE describes its own",
         ),
     ):
         assert said(lambda asked=asked: opened(path, **asked), path) == message  # type: ignore[misc]

@@ -342,16 +342,6 @@ def test_the_peak_keeps_what_the_layer_returns() -> None:
     assert (most, steps[at].name) == (weights + 3 * tokens, "residual")
 
 
-def test_a_step_that_is_unknown_reads_the_one_before() -> None:
-    from dataclasses import replace
-
-    steps = steps_at()
-    odd = [replace(steps[0], name="odd"), replace(steps[1], name="odder"), *steps[3:]]
-    assert tables.reads(odd)[:3] == [(), (0,), ()]
-    known = {n for kind in STEP_KINDS.values() for read in kind.reads for n in read.split("|")}
-    assert known <= set(STEP_KINDS)
-
-
 def test_what_grows_as_t_squared() -> None:
     lines = trace(steps_at({**SIZES, "B": 1}))
     at = next(i for i, line in enumerate(lines) if line.startswith("grows as T²"))

@@ -79,16 +79,80 @@ def config_of(
     notes: list[str],
 ) -> AttentionConfig:
     """The sizes of a layer, from its shapes and whatever else tells them."""
-    layout, beside = found.layout, file.config if found.layout is not OURS else {}
-    model_type = beside.get("model_type")
-    if model_type is not None and not layout.is_torch:
-        raise InputError(
-            f"{file.shown} has the names of {layout.name}'s layout, but the config.json beside it "
-            f"says model_type {printable(model_type)}, whose attention may differ; --model runs it"
-        )
+    _require_no_model(file, found)
     d_model, rows, d_key, d_value = _shapes(file, found)
+    n_heads, d_k = _known_sizes(file, found, asked, own).split(rows["q"])
+    n_kv_heads = _key_heads(file, _beside(file, found), asked, own, rows["k"], d_k, n_heads)
+    if rows["v"] % n_kv_heads:
+        raise InputError(
+            f"{file.shown}: W_V gives {rows['v']} numbers, which {n_kv_heads} heads cannot share"
+        )
+    if own is None:
+        variant = _variant(file, found, asked, notes)
+    elif asked.norm_first or asked.zero_attn:
+        flag = "--norm-first" if asked.norm_first else "--add-zero-attn"
+        raise ConfigError(f"{flag} goes with torch's layers; {file.shown} describes its own")
+    else:
+        variant = own.variant
+    return AttentionConfig(
+        d_model,
+        n_heads,
+        d_k,
+        rows["v"] // n_kv_heads,
+        n_kv_heads,
+        positions=_positions(file, found, asked, own),
+        dtype=asked.dtype or _dtype(file.entries[found.anchor].dtype, notes),
+        device=asked.device,
+        variant=replace(
+            variant,
+            d_key=d_key if d_key != d_model else 0,
+            d_value=d_value if d_value != d_model else 0,
+            norm=variant.norm if "norm.weight" in found.names else "none",
+        ),
+    )
 
-    known = _Known(file.shown)
+
+def _beside(file: WeightFile, found: Found) -> Mapping[str, object]:
+    """The `config.json` beside the weights; attnviz's own files do not need one."""
+    return {} if found.layout is OURS else file.config
+
+
+def _require_no_model(file: WeightFile, found: Found) -> None:
+    """Raise `InputError` for a model of transformers that has the names of a known layout."""
+    model_type = _beside(file, found).get("model_type")
+    if model_type is not None and not found.layout.is_torch:
+        raise InputError(
+            f"{file.shown} has the names of {found.layout.name}'s layout, but the config.json "
+            f"beside it says model_type {printable(model_type)}, whose attention may differ; "
+            "--model FOLDER runs it"
+        )
+
+
+def _positions(file: WeightFile, found: Found, asked: Asked, own: AttentionConfig | None) -> str:
+    positions = found.layout.positions if own is None else own.positions
+    if positions is not None and asked.positions not in (None, positions):
+        raise ConfigError(
+            f"--positions {asked.positions}, but the layers of {file.shown} have {positions}; "
+            "leave it out"
+        )
+    return positions or asked.positions or "none"
+
+
+def _dtype(stored: str, notes: list[str]) -> str:
+    """The type to compute in, if flags do not give one."""
+    if stored in ("bfloat16", "float16"):
+        notes.append(
+            f"{stored} weights are computed in float32, which holds them exactly; "
+            f"--dtype {stored} computes in their own type"
+        )
+    return "float64" if stored == "float64" else "float32"
+
+
+def _known_sizes(
+    file: WeightFile, found: Found, asked: Asked, own: AttentionConfig | None
+) -> _Known:
+    """What metadata, `config.json`, tensors and flags tell about the heads; all have to agree."""
+    beside, known = _beside(file, found), _Known(file.shown)
     known.heads(own.n_heads if own else None, "its metadata")
     known.heads(first_number(beside, HEAD_COUNTS), "config.json")
     if "distances.weight" in found.names:
@@ -100,49 +164,7 @@ def config_of(
         known.width(file.entries[found.names["norm_q.weight"]].shape[-1], "its norm of q")
     known.heads(asked.n_heads, "--n-heads")
     known.width(asked.d_k, "--d-k")
-    n_heads, d_k = known.split(rows["q"])
-    n_kv_heads = _key_heads(file, beside, asked, own, rows["k"], d_k, n_heads)
-    if rows["v"] % n_kv_heads:
-        raise InputError(
-            f"{file.shown}: W_V gives {rows['v']} numbers, which {n_kv_heads} heads cannot share"
-        )
-
-    positions = (layout.positions if own is None else own.positions) or asked.positions or "none"
-    if asked.positions not in (None, positions):
-        raise ConfigError(
-            f"--positions {asked.positions}, but the layers of {file.shown} have {positions}; "
-            "leave it out"
-        )
-    dtype = asked.dtype
-    if dtype is None:
-        kind = file.entries[found.anchor].dtype
-        dtype = "float64" if kind == "float64" else "float32"
-        if kind in ("bfloat16", "float16"):
-            notes.append(
-                f"{kind} weights are computed in float32, which holds them exactly; "
-                f"--dtype {kind} computes in their own type"
-            )
-    variant = own.variant if own is not None else _variant(file, found, asked, notes)
-    if own is not None and (asked.norm_first or asked.zero_attn):
-        flag = "--norm-first" if asked.norm_first else "--add-zero-attn"
-        raise ConfigError(f"{flag} goes with layers of torch; {file.shown} says what its own do")
-    variant = replace(
-        variant,
-        d_key=d_key if d_key != d_model else 0,
-        d_value=d_value if d_value != d_model else 0,
-        norm=variant.norm if "norm.weight" in found.names else "none",
-    )
-    return AttentionConfig(
-        d_model,
-        n_heads,
-        d_k,
-        rows["v"] // n_kv_heads,
-        n_kv_heads,
-        positions=positions,
-        dtype=dtype,
-        device=asked.device,
-        variant=variant,
-    )
+    return known
 
 
 @dataclass
