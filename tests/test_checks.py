@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import attnviz
-from attnviz.checks import Finding, Place, Report, assert_attention, check, scan
+from attnviz.checks import Finding, Location, Report, assert_attention, check, scan
 from attnviz.checks.checked_weights import Bfloat16, CheckedWeights
 from attnviz.checks.head_tensors import alibi_slopes, read_heads, rotated
 from attnviz.checks.precision import precision_of, row_tolerance
@@ -462,7 +462,7 @@ def right_ones(draw: st.DrawFn) -> tuple[Any, ...]:
 
 
 @given(right_ones(), st.sampled_from(right.WAYS))
-@settings(max_examples=300)
+@settings(max_examples=100)
 def test_right_attention_never_fails(one: tuple[Any, ...], way: Callable[..., Any]) -> None:
     q, k, told, allowed = one
     weights = way(q, k, allowed)
@@ -488,7 +488,7 @@ SPOILED: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
 
 @pytest.mark.filterwarnings("error")
 @given(right_ones(), right_ones(), st.sampled_from(list(SPOILED.values())), st.booleans())
-@settings(max_examples=200)
+@settings(max_examples=70)
 def test_any_numbers_give_a_report(
     one: tuple[Any, ...], other: tuple[Any, ...], spoil: Callable[..., Any], sinks: bool
 ) -> None:
@@ -501,7 +501,7 @@ def test_any_numbers_give_a_report(
 
 
 @given(right_ones(), st.integers(0, 100))
-@settings(max_examples=100)
+@settings(max_examples=40)
 def test_sinks_pass_when_they_are_told(one: tuple[Any, ...], seed: int) -> None:
     q, k, told, allowed = one
     sink = torch.randn(q.shape[1], generator=torch.Generator().manual_seed(seed))
@@ -515,7 +515,7 @@ def test_sinks_pass_when_they_are_told(one: tuple[Any, ...], seed: int) -> None:
     st.booleans(),
     st.integers(0, 10**6),
 )
-@settings(max_examples=100)
+@settings(max_examples=40)
 def test_dropout_is_recognised_and_does_not_fail(
     p: float, dtype: torch.dtype, causal: bool, seed: int
 ) -> None:
@@ -538,25 +538,26 @@ def test_torch_and_ours_pass() -> None:
     assert list(check(weights, causal=True, expect=(q, k))) == []
 
 
-def test_transformers_layers_pass() -> None:
-    from transformers import BertConfig, BertModel, GPT2Config, GPT2Model, LlamaConfig, LlamaModel
+def test_layers_of_transformers_pass() -> None:
+    from transformers import LlamaConfig, LlamaModel
 
-    small = {"num_hidden_layers": 2, "hidden_size": 24, "intermediate_size": 32, "vocab_size": 41}
-    heads = {"num_attention_heads": 4, "attn_implementation": "eager"}
+    config = LlamaConfig(
+        num_hidden_layers=2,
+        hidden_size=24,
+        intermediate_size=32,
+        vocab_size=41,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        attn_implementation="eager",
+    )
     ids = torch.randint(0, 41, (2, 9), generator=torch.Generator().manual_seed(2))
     mask = torch.ones(2, 9, dtype=torch.long)
     mask[1, :3] = 0  # on the left
-    for model, causal in (
-        (BertModel(BertConfig(**small, **heads)), False),
-        (GPT2Model(GPT2Config(n_layer=2, n_embd=24, n_head=4, vocab_size=41,
-                              attn_implementation="eager")), True),
-        (LlamaModel(LlamaConfig(**small, **heads, num_key_value_heads=2)), True),
-    ):  # fmt: skip
-        with torch.no_grad():
-            out = model.eval()(ids, attention_mask=mask, output_attentions=True)
-        report = check(out.attentions, causal=causal, padding_mask=mask)
-        assert report.passed, str(report)
-        assert report.sizes == {"L": 2, "B": 2, "H": 4, "Tq": 9, "Tk": 9}
+    with torch.no_grad():
+        out = LlamaModel(config).eval()(ids, attention_mask=mask, output_attentions=True)
+    report = check(out.attentions, causal=True, padding_mask=mask)
+    assert report.passed, str(report)
+    assert report.sizes == {"L": 2, "B": 2, "H": 4, "Tq": 9, "Tk": 9}
 
 
 # ── where, how often, how exactly ────────────────────────────────────────────────────────────
@@ -592,7 +593,7 @@ def test_the_worst_of_several_leaks_and_their_number() -> None:
     report = check(weights, causal=True, tokens=tokens)
     leak = only(report, "leak:causal")
     assert [(h.layer, h.head, h.count) for h in leak.heads] == [(0, 2, 1), (2, 4, 2)]
-    assert leak.worst == Place(2, 4, 0, 1, 6, pytest.approx(0.3), "q01", "q06")
+    assert leak.worst == Location(2, 4, 0, 1, 6, pytest.approx(0.3), "q01", "q06")
     assert report.lines(leak)[:2] == [
         "weight where the causal mask forbids it: 3 cells in 2 of 15 heads "
         "(layer 0: head 2; layer 2: head 4)",

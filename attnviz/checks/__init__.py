@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from typing import Any
 
 from attnviz.checks.findings import report_on
-from attnviz.checks.report import Finding, InHead, Place, Report
+from attnviz.checks.report import Finding, InHead, Location, Report
 from attnviz.errors import ConfigError
 
-__all__ = ["Finding", "InHead", "Place", "Report", "assert_attention", "check"]
+__all__ = ["Finding", "InHead", "Location", "Report", "assert_attention", "check"]
 
 
 def check(

@@ -7,13 +7,13 @@ from collections.abc import Collection, Sequence
 import numpy as np
 
 from attnviz.checks.checked_weights import Cells, CheckedWeights
-from attnviz.checks.report import Finding, InHead, Place
-from attnviz.checks.scan import Tally
+from attnviz.checks.report import Finding, InHead, Location
+from attnviz.checks.scan import HeadTally
 
 
 def finding_from(
     checked: CheckedWeights,
-    tally: Tally,
+    tally: HeadTally,
     name: str,
     what: str,
     cause: str,
@@ -56,11 +56,11 @@ def note_on_heads(
 
 def _place(
     checked: CheckedWeights, layer: int, head: int, at: Sequence[int], value: float
-) -> Place:
+) -> Location:
     """A place from its sequence, query and key, -1 where there is none."""
     sequence, query, key = at
     at_q, at_k = (None if i < 0 else i for i in (query, key))
-    return Place(
+    return Location(
         checked.layer_numbers[layer],
         head,
         sequence,

@@ -13,7 +13,7 @@ from attnviz.checks.checked_weights import Array, CheckedWeights
 from attnviz.checks.dropout import LEAST_DROPOUT
 from attnviz.checks.precision import row_tolerance
 from attnviz.checks.report import number
-from attnviz.checks.scan import ScanCounts, Tally
+from attnviz.checks.scan import HeadTally, ScanCounts
 
 MOST_DIAGNOSES = 16
 """Layers whose worst head is looked at again."""
@@ -38,7 +38,7 @@ class NumericCauses:
     checked: CheckedWeights
     seen: ScanCounts
 
-    def of(self, tally: Tally, why: Why, layers: set[int] | None = None) -> str:
+    def of(self, tally: HeadTally, why: Why, layers: set[int] | None = None) -> str:
         """The commonest cause among the worst heads of the layers."""
         found: Counter[str] = Counter()
         rows = [i for i in np.flatnonzero(tally.count.any(1)).tolist() if not layers or i in layers]

@@ -20,7 +20,7 @@ from attnviz.checks.recomputed_weights import (
     limits_of,
 )
 from attnviz.checks.report import Finding
-from attnviz.checks.scan import Tally, blocks
+from attnviz.checks.scan import HeadTally, blocks
 
 Combine = Callable[[Floats, Floats], Floats]
 """(weights `[B H Tq Tk]`, v `[B Hkv Tk d_v]`) → a context `[B H Tq d_v]`."""
@@ -47,7 +47,7 @@ def findings_of(checked: CheckedWeights, tensors: ComparedTensors) -> Iterator[F
     if tensors.v is None or tensors.context is None:
         return
     layers, _, heads, *_ = checked.shape
-    off = Tally(layers, heads)
+    off = HeadTally(layers, heads)
     for block in blocks(checked):
         one = slice(block.sequence, block.sequence + 1)
         weights = checked.layers[block.layer][one, block.heads, block.rows]

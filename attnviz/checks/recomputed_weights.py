@@ -21,7 +21,7 @@ from attnviz.checks.head_findings import finding_from
 from attnviz.checks.head_tensors import Floats, Heads, alibi_slopes, read_heads, share
 from attnviz.checks.precision import ROUNDOFF, precision_of
 from attnviz.checks.report import Finding
-from attnviz.checks.scan import Block, Tally, blocks
+from attnviz.checks.scan import HeadTally, ScanBlock, blocks
 from attnviz.errors import ConfigError, InputError, printable
 from attnviz.machine import free_memory
 
@@ -113,7 +113,7 @@ def findings_of(
 ) -> Iterator[Finding]:
     """Where the weights are not those of q and k."""
     layers, _, heads, *_ = checked.shape
-    off = Tally(layers, heads)
+    off = HeadTally(layers, heads)
     for block in blocks(checked):
         _compare(checked, tensors, block, sinks, off)
     left = np.asarray(off.count.any(1))
@@ -193,7 +193,7 @@ def inputs_of(
 def _explain(
     checked: CheckedWeights,
     tensors: ComparedTensors,
-    off: Tally,
+    off: HeadTally,
     layer: int,
     sinks: bool,
     only: str | None = None,
@@ -246,7 +246,7 @@ def _agrees(
 
 
 def _compare(
-    checked: CheckedWeights, tensors: ComparedTensors, block: Block, sinks: bool, off: Tally
+    checked: CheckedWeights, tensors: ComparedTensors, block: ScanBlock, sinks: bool, off: HeadTally
 ) -> None:
     """Count the cells of a block that are not as expected."""
     one = slice(block.sequence, block.sequence + 1)

@@ -30,7 +30,7 @@ LONGEST_TOKEN = 24
 
 
 @dataclass(frozen=True)
-class Place:
+class Location:
     """A cell, or a whole row where `key` is None; indices are those of the array, padding counted.
 
     `layer` is the layer's number in its model, where a run holds but some of them.
@@ -69,7 +69,7 @@ class InHead:
     layer: int
     head: int
     count: int
-    worst: Place
+    worst: Location
 
 
 @dataclass(frozen=True)
@@ -88,7 +88,7 @@ class Finding:
     cause: str
     unit: str
     heads: tuple[InHead, ...]
-    worst: Place
+    worst: Location
     measure: str = ""
     """What the value of a place is, in words: "weight", "sum", "off by"."""
 

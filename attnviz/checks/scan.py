@@ -33,7 +33,7 @@ Array = npt.NDArray[Any]
 Floats = npt.NDArray[np.float64]
 
 
-class Tally:
+class HeadTally:
     """How often something was seen in each head, and where it was worst."""
 
     def __init__(self, layers: int, heads: int) -> None:
@@ -46,7 +46,7 @@ class Tally:
     def __bool__(self) -> bool:
         return bool(self.count.any())
 
-    def add(self, block: Block, seen: Cells, size: Array, value: Array) -> None:
+    def add(self, block: ScanBlock, seen: Cells, size: Array, value: Array) -> None:
         """Count `seen` of a block, bool `[h q]` or `[h q k]`; `size` says which is worst."""
         n = seen.reshape(len(seen), -1).sum(1)
         for i in np.flatnonzero(n):
@@ -63,7 +63,7 @@ class Tally:
 
 
 @dataclass(frozen=True)
-class Block:
+class ScanBlock:
     """Where a block stands: some heads and some rows of one sequence in one layer."""
 
     layer: int
@@ -76,19 +76,19 @@ class Block:
 class ScanCounts:
     """What a scan saw, for each layer and head."""
 
-    finite: Tally
-    negative: Tally
-    rows: Tally
+    finite: HeadTally
+    negative: HeadTally
+    rows: HeadTally
     """Rows whose sum is not what it should be."""
-    empty: Tally
+    empty: HeadTally
     """Of those, rows of zeros although a key is allowed."""
-    blind: Tally
+    blind: HeadTally
     """Rows that may see nothing, and are zeros."""
-    trap: Tally
+    trap: HeadTally
     """Rows that may see nothing, and have weights."""
-    flat: Tally
+    flat: HeadTally
     """Rows that are exactly uniform over all keys, where no mask is expected."""
-    leaks: list[Tally]
+    leaks: list[HeadTally]
     """For each mask that is expected."""
     uniform: npt.NDArray[np.int64]
     """`[L H]`: rows that are uniform over two keys or more."""
@@ -98,7 +98,7 @@ class ScanCounts:
     """`[L H]`: sequences that are sunk into one token."""
     judged: npt.NDArray[np.int64]
     """`[L H]`: sequences with rows enough to be."""
-    sink: Tally
+    sink: HeadTally
     fingerprint: Floats
     """`[L H]`: equal heads have equal ones."""
     dropout: list[DropoutSums]
@@ -124,19 +124,19 @@ def scan(checked: CheckedWeights, tolerance: float | None, sinks: bool) -> ScanC
     layers, batch, heads, queries, keys = checked.shape
     shape = (layers, heads)
     seen = ScanCounts(
-        finite=Tally(*shape),
-        negative=Tally(*shape),
-        rows=Tally(*shape),
-        empty=Tally(*shape),
-        blind=Tally(*shape),
-        trap=Tally(*shape),
-        flat=Tally(*shape),
-        leaks=[Tally(*shape) for _ in checked.expected],
+        finite=HeadTally(*shape),
+        negative=HeadTally(*shape),
+        rows=HeadTally(*shape),
+        empty=HeadTally(*shape),
+        blind=HeadTally(*shape),
+        trap=HeadTally(*shape),
+        flat=HeadTally(*shape),
+        leaks=[HeadTally(*shape) for _ in checked.expected],
         uniform=np.zeros(shape, dtype=np.int64),
         choices=np.zeros(shape, dtype=np.int64),
         sunk=np.zeros(shape, dtype=np.int64),
         judged=np.zeros(shape, dtype=np.int64),
-        sink=Tally(*shape),
+        sink=HeadTally(*shape),
         fingerprint=np.zeros(shape),
         dropout=[DropoutSums() for _ in range(layers)],
         dropout_in_use=[DropoutSums() for _ in range(layers)],
@@ -149,13 +149,18 @@ def scan(checked: CheckedWeights, tolerance: float | None, sinks: bool) -> ScanC
     for block in blocks(checked):
         if block.rows.start == 0:
             columns[block.heads] = chosen[block.heads] = 0
-        _look(checked, block, seen, columns, chosen, tolerance, sinks)
+        numbers = BlockNumbers(checked, block)
+        _count_numbers(numbers, seen)
+        _count_forbidden(numbers, seen)
+        limit = _limit(numbers, tolerance, seen)
+        _count_sums(numbers, seen, limit, sinks)
+        _count_choices(numbers, seen, limit, columns, chosen)
         if block.rows.stop == queries:
             _look_for_sinks(block, seen, columns, chosen)
     return seen
 
 
-def blocks(checked: CheckedWeights) -> Iterator[Block]:
+def blocks(checked: CheckedWeights) -> Iterator[ScanBlock]:
     """All blocks in order; the rows of one head follow each other."""
     layers, batch, heads, queries, keys = checked.shape
     n_heads = min(max(BLOCK // (queries * keys), 1), heads)
@@ -164,7 +169,7 @@ def blocks(checked: CheckedWeights) -> Iterator[Block]:
         for sequence in range(batch):
             for h in range(0, heads, n_heads):
                 for q in range(0, queries, n_rows):
-                    yield Block(
+                    yield ScanBlock(
                         layer,
                         sequence,
                         slice(h, min(h + n_heads, heads)),
@@ -172,116 +177,122 @@ def blocks(checked: CheckedWeights) -> Iterator[Block]:
                     )
 
 
-def _look(
-    checked: CheckedWeights,
-    block: Block,
-    seen: ScanCounts,
-    columns: Floats,
-    chosen: npt.NDArray[np.int64],
-    tolerance: float | None,
-    sinks: bool,
-) -> None:
-    weights = checked.layers[block.layer][block.sequence, block.heads, block.rows]  # h q k
-    real = checked.query_valid[block.sequence, block.rows]  # q
-    allowed = checked.allowed(block.layer, block.sequence, block.rows)  # 1|h q k
-    if allowed is not None and len(allowed) > 1:
-        allowed = allowed[block.heads]
-    n_keys = weights.shape[-1]
+class BlockNumbers:
+    """The weights of a block `[h q k]`, and what every count needs of its rows `[h q]`.
 
-    with np.errstate(invalid="ignore", over="ignore"):
-        sums = weights.sum(-1, dtype=np.float64)  # h q
-        top = weights.max(-1).astype(np.float64)
-        low = weights.min(-1)
-    counts = np.isfinite(sums)
-    if not counts.all():
-        broken = ~np.isfinite(weights)
-        seen.finite.add(block, broken, np.ones(weights.shape), weights)
-    counts &= real
+    `allowed` is `[1|h q k]`, None where no mask is expected. `counts` are rows of real tokens whose
+    numbers are finite, `sees` those of them that may see something. `empty` rows are zeros
+    nevertheless. `options` are the keys that a row may choose from, as far as they are known.
+    """
 
-    if (low < 0).any():
-        seen.negative.add(block, (weights < 0) & counts[..., None], -weights, weights)
+    def __init__(self, checked: CheckedWeights, block: ScanBlock) -> None:
+        self.checked, self.block = checked, block
+        self.weights = checked.layers[block.layer][block.sequence, block.heads, block.rows]
+        self.real = checked.query_valid[block.sequence, block.rows]  # q
+        allowed = checked.allowed(block.layer, block.sequence, block.rows)
+        self.allowed = None if allowed is None else self.of_heads(allowed)
+        with np.errstate(invalid="ignore", over="ignore"):
+            self.sums = self.weights.sum(-1, dtype=np.float64)
+            self.top = self.weights.max(-1).astype(np.float64)
+            self.low = self.weights.min(-1)
+        self.finite = np.isfinite(self.sums)
+        self.counts = self.finite & self.real
+        self.used = self.weights != 0
+        if self.allowed is None:
+            self.n_allowed = np.full((1, len(self.real)), self.weights.shape[-1])
+            self.options = self.used.sum(-1)  # what is allowed is not known, only what has weight
+        else:
+            self.n_allowed = self.options = self.allowed.sum(-1)
+        self.sees = self.counts & (self.n_allowed > 0)
+        self.empty = self.sees & (self.top == 0) & (self.low == 0)
 
-    used = weights != 0
-    if allowed is None:
-        n_allowed = np.full((1, len(real)), n_keys)
-        options = used.sum(-1)  # what a mask allowed is not known, only what has weight
-    else:
-        n_allowed = options = allowed.sum(-1)
-        trapped = counts & (n_allowed == 0) & used.any(-1)
-        seen.trap.add(block, trapped, top, top)
-        may_leak = (counts & (n_allowed > 0))[..., None]
-        if (used & ~allowed & may_leak).any():
-            for mask, leaks in zip(checked.expected, seen.leaks, strict=True):
-                allows = mask.allows(block.layer, block.sequence, block.rows)
-                if len(allows) > 1:
-                    allows = allows[block.heads]
-                seen_here = used & ~allows & may_leak
-                leaks.add(block, seen_here, np.abs(weights), weights)
+    def of_heads(self, mask: Cells) -> Cells:
+        """The part `[1|h q k]` of a mask `[1|H q k]`."""
+        return np.asarray(mask[self.block.heads] if len(mask) > 1 else mask)
+
+
+def _count_numbers(n: BlockNumbers, seen: ScanCounts) -> None:
+    """Numbers that no weight can be."""
+    if not n.finite.all():
+        broken = ~np.isfinite(n.weights)
+        seen.finite.add(n.block, broken, np.ones(n.weights.shape), n.weights)
+    if (n.low < 0).any():
+        seen.negative.add(n.block, (n.weights < 0) & n.counts[..., None], -n.weights, n.weights)
+
+
+def _count_forbidden(n: BlockNumbers, seen: ScanCounts) -> None:
+    """Weight that a mask forbids, and which cells have any."""
+    block = n.block
+    if n.allowed is not None:
+        trapped = n.counts & (n.n_allowed == 0) & n.used.any(-1)
+        seen.trap.add(block, trapped, n.top, n.top)
+        may_leak = n.sees[..., None]
+        if (n.used & ~n.allowed & may_leak).any():
+            for mask, leaks in zip(n.checked.expected, seen.leaks, strict=True):
+                allows = n.of_heads(mask.allows(block.layer, block.sequence, block.rows))
+                leaks.add(block, n.used & ~allows & may_leak, np.abs(n.weights), n.weights)
     if (block.layer, block.sequence) in seen.support:
         rows = seen.support[block.layer, block.sequence][block.rows]
-        np.logical_or(rows, used.any(0) & real[:, None], out=rows)
-
-    sees = counts & (n_allowed > 0)
-    limit = _limit(checked.dtype, weights, sums, sees, tolerance, seen)
-    off = np.abs(sums - 1)
-    wrong = sees & ((sums > 1 + limit) if sinks else (off > limit))
-    empty = sees & (top == 0) & (low == 0)
-    if allowed is None:
-        wrong &= ~empty  # of a mask that is not known: then it sees nothing
-        seen.blind.add(block, empty, off, sums)
-    else:
-        seen.empty.add(block, wrong & empty, off, sums)
-        seen.blind.add(block, counts & (n_allowed == 0) & (sums == 0), off, sums)
-    if wrong.any():
-        seen.rows.add(block, wrong, off, sums)
-        some = sees & ~empty if allowed is None else sees
-        if allowed is None and len(used) > 1:  # what no head looks at may be forbidden
-            by_all = np.broadcast_to(used.any(0), used.shape)
-            seen.dropout_in_use[block.layer].add(sums, used, by_all, some)
-        may = np.broadcast_to(np.True_ if allowed is None else allowed, used.shape)
-        seen.dropout[block.layer].add(sums, used, may, some)
-
-    if allowed is None:
-        flat = sees & (top == low) & (off <= limit)
-        seen.flat.add(block, flat & (n_keys > 1), np.ones(top.shape), top)
-    choice = sees & (options > 1) & (sums > 0)
-    nearly = np.maximum(NEARLY_UNIFORM, limit)
-    seen.uniform[block.layer, block.heads] += (choice & (top * options <= sums * (1 + nearly))).sum(
-        1
-    )
-    seen.choices[block.layer, block.heads] += choice.sum(1)
-    may_choose = sees & (sums > 0) if allowed is None else choice
-    chosen[block.heads] += may_choose.sum(1)
-    clean = weights if counts.all() else np.where(counts[..., None], weights, 0)
-    columns[block.heads] += clean.sum(1, dtype=np.float64)
-    seen.fingerprint[block.layer, block.heads] += np.where(choice, top, 0).sum(1) * (
-        1 + block.sequence
-    )
+        np.logical_or(rows, n.used.any(0) & n.real[:, None], out=rows)
 
 
-def _limit(
-    precision: str,
-    weights: Array,
-    sums: Floats,
-    sees: Cells,
-    tolerance: float | None,
-    seen: ScanCounts,
-) -> float:
+def _limit(n: BlockNumbers, tolerance: float | None, seen: ScanCounts) -> float:
     """How far from 1 a row of this block may be; its precision is looked for only when needed."""
-    if tolerance is not None:
-        limit = tolerance
-    else:
-        limit = row_tolerance(precision, weights.shape[-1])
-        if (sees & (np.abs(sums - 1) > limit)).any():
-            precision = precision_of(weights)
-            limit = row_tolerance(precision, weights.shape[-1])
+    precision, n_keys = n.checked.dtype, n.weights.shape[-1]
+    limit = row_tolerance(precision, n_keys) if tolerance is None else tolerance
+    if tolerance is None and (n.sees & (np.abs(n.sums - 1) > limit)).any():
+        precision = precision_of(n.weights)
+        limit = row_tolerance(precision, n_keys)
     seen.precision.add(precision)
     seen.tolerance = max(seen.tolerance, limit)
     return limit
 
 
+def _count_sums(n: BlockNumbers, seen: ScanCounts, limit: float, sinks: bool) -> None:
+    """Rows that do not sum to 1, and what of dropout they tell."""
+    block, off = n.block, np.abs(n.sums - 1)
+    wrong = n.sees & ((n.sums > 1 + limit) if sinks else (off > limit))
+    if n.allowed is None:
+        wrong &= ~n.empty  # of a mask that is not known: then it sees nothing
+        seen.blind.add(block, n.empty, off, n.sums)
+        flat = n.sees & (n.top == n.low) & (off <= limit)
+        seen.flat.add(block, flat & (n.weights.shape[-1] > 1), np.ones(n.top.shape), n.top)
+    else:
+        seen.empty.add(block, wrong & n.empty, off, n.sums)
+        seen.blind.add(block, n.counts & (n.n_allowed == 0) & (n.sums == 0), off, n.sums)
+    if not wrong.any():
+        return
+    seen.rows.add(block, wrong, off, n.sums)
+    some = n.sees & ~n.empty if n.allowed is None else n.sees
+    if n.allowed is None and len(n.used) > 1:  # what no head looks at may be forbidden
+        by_all = np.broadcast_to(n.used.any(0), n.used.shape)
+        seen.dropout_in_use[block.layer].add(n.sums, n.used, by_all, some)
+    may = np.broadcast_to(np.True_ if n.allowed is None else n.allowed, n.used.shape)
+    seen.dropout[block.layer].add(n.sums, n.used, may, some)
+
+
+def _count_choices(
+    n: BlockNumbers,
+    seen: ScanCounts,
+    limit: float,
+    columns: Floats,
+    chosen: npt.NDArray[np.int64],
+) -> None:
+    """Rows that have a choice, how many of them are uniform, and what each column gets."""
+    heads = n.block.layer, n.block.heads
+    choice = n.sees & (n.options > 1) & (n.sums > 0)
+    nearly = 1 + max(NEARLY_UNIFORM, limit)
+    seen.uniform[heads] += (choice & (n.top * n.options <= n.sums * nearly)).sum(1)
+    seen.choices[heads] += choice.sum(1)
+    may_choose = n.sees & (n.sums > 0) if n.allowed is None else choice
+    chosen[n.block.heads] += may_choose.sum(1)
+    clean = n.weights if n.counts.all() else np.where(n.counts[..., None], n.weights, 0)
+    columns[n.block.heads] += clean.sum(1, dtype=np.float64)
+    seen.fingerprint[heads] += np.where(choice, n.top, 0).sum(1) * (1 + n.block.sequence)
+
+
 def _look_for_sinks(
-    block: Block, seen: ScanCounts, columns: Floats, chosen: npt.NDArray[np.int64]
+    block: ScanBlock, seen: ScanCounts, columns: Floats, chosen: npt.NDArray[np.int64]
 ) -> None:
     """After the last rows of some heads: is nearly all of their weight on one key?"""
     for head in range(block.heads.start, block.heads.stop):

@@ -21,7 +21,7 @@ from attnviz.cli.options import ArrayFlags, ObeyedFlags
 from attnviz.errors import ConfigError, InputError, printable, why_unreadable
 from attnviz.mask_files import read_mask
 from attnviz.masks import notes_on
-from attnviz.render import findings as render
+from attnviz.render import check_report
 from attnviz.render.console import make_console
 from attnviz.result import FLOATS, Attention
 from attnviz.sources.array_files import READERS, read_arrays
@@ -47,7 +47,7 @@ def check_files(
         compared = None if tensors.expect is None else _tensors(checked, tensors)
         report = report_on(checked, compared, sinks, flags.tolerance)
         if place is not None:
-            xml = render.report_as_junit(report, str(file))
+            xml = check_report.report_as_junit(report, str(file))
             staging.write([lambda: place.write_text(xml, "utf-8", "xmlcharrefreplace")])
     fails = not report.passed or (flags.strict and report.findings)
     with verdict(WRONG if fails else 0):
@@ -60,13 +60,13 @@ def check_files(
 
 def _print(report: Report, file: Path, as_json: bool) -> None:
     if as_json:
-        document = render.report_as_json(report, str(file))
+        document = check_report.report_as_json(report, str(file))
         result(json.dumps(document, ensure_ascii=True, indent=1, allow_nan=False))
         return
     console = make_console()
-    print_facts(console, render.report_facts(report))
+    print_facts(console, check_report.report_facts(report))
     result("")
-    render.print_findings(report, console)
+    check_report.print_findings(report, console)
 
 
 def _open(file: Path, array: ArrayFlags, masking: ObeyedFlags) -> tuple[CheckedWeights, list[str]]:

@@ -9,7 +9,7 @@ from xml.etree import ElementTree as ET
 
 from rich.text import Text
 
-from attnviz.checks.report import CHECKS, Finding, InHead, Place, Report, number, ranges
+from attnviz.checks.report import CHECKS, Finding, InHead, Location, Report, number, ranges
 from attnviz.errors import printable
 from attnviz.render.console import flow, write
 from attnviz.render.tables import Paper
@@ -130,7 +130,7 @@ def _in_head(head: InHead) -> dict[str, Any]:
     }
 
 
-def _place(place: Place) -> dict[str, Any]:
+def _place(place: Location) -> dict[str, Any]:
     value = place.value
     return {
         "layer": place.layer,
