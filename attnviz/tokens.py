@@ -37,6 +37,8 @@ MOST_COMPARED = 5000
 
 Tokens = tuple[str, ...]
 
+NO_TOKENS = "there are no tokens: every sequence is empty or all padding; give a text"
+
 Text = str | Tokens
 """A text that a tokenizer cuts, or a text that is cut already."""
 
@@ -432,7 +434,7 @@ def make_vocabulary(sequences: Iterable[Tokens]) -> Tokens:
 def require_tokens(sequences: Sequence[Tokens]) -> None:
     """Raise `InputError` when there is no token in any sequence."""
     if not any(sequences):
-        raise InputError("there are no tokens: every sequence is empty or all padding; give a text")
+        raise InputError(NO_TOKENS)
 
 
 def make_batch(

@@ -12,11 +12,12 @@ from typing import Any
 
 import numpy as np
 import torch
-from attnviz.sources.long import gather, real_rows
 
 from attnviz import masks
+from attnviz.collectors.pooled_maps import gather
 from attnviz.result import Attention
 from attnviz.scores import Scores
+from attnviz.sources.layer_pass import real_rows
 from attnviz.streaming import pool
 from attnviz.tokens import Batch, make_batch
 

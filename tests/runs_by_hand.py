@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from attnviz.sources.from_config import from_config
+from one_pass import from_config
 
 from attnviz import masks
 from attnviz.config import AttentionConfig

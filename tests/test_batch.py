@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import unicodedata
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -16,14 +17,15 @@ from attnviz import tokens as batch
 from attnviz.errors import InputError
 from attnviz.tokens import (
     SPECIAL_TOKENS,
-    Reading,
+    Texts,
     byte_values,
     chars,
-    from_file,
-    from_texts,
+    cut,
     make_batch,
     make_vocabulary,
     read_path,
+    read_stream,
+    texts_of_arguments,
     words,
 )
 
@@ -123,9 +125,28 @@ def test_chars_join_to_the_text_and_words_to_what_is_seen_of_it(text: str) -> No
 # ── reading ──────────────────────────────────────────────────────────────────────────────────
 
 
+@dataclass(frozen=True)
+class Reading:
+    """The tokens of what was read, and notes."""
+
+    sequences: tuple[tuple[str, ...], ...]
+    notices: tuple[str, ...] = ()
+
+
+def reading_of(texts: Texts, tokenizer: str = "words") -> Reading:
+    sequences, notes = cut(texts.queries, tokenizer)
+    return Reading(sequences, (*texts.notes, *notes))
+
+
+def from_texts(texts: list[str], tokenizer: str = "words") -> Reading:
+    return reading_of(texts_of_arguments(texts), tokenizer)
+
+
 def read(name: str | None, data: bytes | str, **flags: str) -> Reading:
     data = data.encode() if isinstance(data, str) else data
-    return from_file(None if name is None else Path(name), io.BytesIO(data), **flags)
+    tokenizer = flags.pop("tokenizer", "words")
+    path = None if name is None else Path(name)
+    return reading_of(read_stream(path, io.BytesIO(data), **flags), tokenizer)
 
 
 def test_texts_stay_apart_and_an_empty_one_stays() -> None:
@@ -328,7 +349,7 @@ def test_too_large_an_input(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_paths(here: Path) -> None:
     file = here / "日本 $x.txt"
     file.write_text("a b\n", encoding="utf-8")
-    assert read_path(file, "chars").sequences == (("a", " ", "b"),)
+    assert reading_of(read_path(file), "chars").sequences == (("a", " ", "b"),)
     expected = "a text, .json or .jsonl file is expected"
     for path, reason in [(here, "is a folder"), (here / "no", "no such file or directory")]:
         with pytest.raises(InputError) as caught:

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from attnviz.sources.from_media import from_audio, from_images
 from media_models import picture, save_ear, save_eye, sound
+from one_pass import from_audio, from_images
 from PIL import Image
 
 import attnviz

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from attnviz.sources.from_pretrained import from_pretrained
+from one_pass import from_pretrained
 from tiny_models import BERT, LLAMA, T5, tiny
 
 import attnviz

@@ -12,10 +12,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from attnviz.sources.from_config import from_config
-from attnviz.sources.run import Run
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from one_pass import Ran, from_config
 from rich.console import Console
 
 from attnviz import masks
@@ -29,7 +28,7 @@ from attnviz.render.explanation_json import explanation_as_json
 from attnviz.render.query_lookup import find_query
 from attnviz.render.visible import cells
 from attnviz.result import Attention
-from attnviz.tokens import Batch, from_texts, make_batch, make_vocabulary
+from attnviz.tokens import Batch, cut, make_batch, make_vocabulary
 
 SENTENCE = "The cat sat on the mat because it was tired ."
 SMALL = {"d_model": 8, "n_heads": 2, "d_k": 4}
@@ -40,7 +39,7 @@ PRIMES = {"d_model": 11, "n_heads": 3, "d_k": 5, "d_v": 7}
 class Made:
     """A run, and what the command line knows beside it."""
 
-    run: Run
+    run: Ran
     verdicts: tuple[tuple[str, Any], ...]
 
     @property
@@ -75,8 +74,8 @@ def make(
     **sizes: Any,
 ) -> Made:
     """A run of `texts` (or token lists) under the masks named by c(ausal), w(indow), p(adding)."""
-    tokens = [from_texts([t]).sequences[0] if isinstance(t, str) else tuple(t) for t in texts]
-    key_tokens = None if keys is None else from_texts([keys]).sequences
+    tokens = [cut([t])[0][0] if isinstance(t, str) else tuple(t) for t in texts]
+    key_tokens = None if keys is None else cut([keys])[0]
     vocabulary = make_vocabulary([*tokens, *(key_tokens or ())])
     queries = make_batch(tokens, vocabulary, pad_side=pad_side)
     others = None if key_tokens is None else make_batch(key_tokens, vocabulary)
@@ -202,7 +201,7 @@ def examples(text: str, eps: float = 2.0**-24) -> int:
     found = 0
     for n in (2, 3, 5, 6):
         joined = " ".join(line.strip() for line in section(text, n))
-        pattern = r'(?:For "[^"]*"|Entry 0): (.*?) (?:Run:|Without|With)'
+        pattern = r'(?:For "[^"]*"|Entry 0): (.*?) (?:Ran:|Without|With)'
         for said in re.findall(pattern, joined):
             for equation in said.split(";"):
                 left, _, right = equation.strip().rpartition("=")
@@ -368,7 +367,7 @@ def test_each_section_begins_with_a_sentence() -> None:
     text = page(make(SENTENCE, mask="c").explain("it"))
     for n in range(1, 8):
         assert re.match(r"[A-Z][^.]*[a-z]", section(text, n)[0])
-    assert "Run: q [B H Tq d_k] = [1 2 11 4] attention.py:" in text
+    assert "Ran: q [B H Tq d_k] = [1 2 11 4] attention.py:" in text
     assert "Derived: the norm." in text
     assert "The layer is untrained" in text
 
@@ -492,7 +491,7 @@ def test_the_projection_with_and_without_its_matrix() -> None:
     needed = make(SENTENCE, keep=NEEDED, **PRIMES)
     only_matrix = explain(needed.result, (), 0, 0, 1, 7, w_o=made.w_o)
     assert list(grid(page(only_matrix), 7)) == ["head 1"]
-    assert "Run: context." in page(only_matrix)
+    assert "Ran: context." in page(only_matrix)
     assert "kept neither" in page(explain(needed.result, (), 0, 0, 1, 7))
     alone = page(make(SENTENCE, d_model=4, n_heads=1).explain("it"))
     assert list(grid(alone, 7)) == ["head 0", "bias", "sum"]

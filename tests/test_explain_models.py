@@ -9,8 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from attnviz.sources.from_pretrained import Wanted, run_model
-from attnviz.sources.run import Run
+from one_pass import Ran, from_pretrained
 from test_explain import agrees, examples, grid, make, page
 from tiny_models import BERT, GPT2, LLAMA, T5, tiny
 
@@ -22,13 +21,13 @@ BIASED = (*KEPT, "position_bias", "biased")
 TEXT = "the cat sat on the mat"
 
 
-def ran(kind: str, sizes: dict[str, Any], layer: int = 1, **more: Any) -> Run:
+def ran(kind: str, sizes: dict[str, Any], layer: int = 1, **more: Any) -> Ran:
     keys = more.pop("keys", None)
-    wanted = Wanted(layers=[layer], keep=BIASED, **more)
-    return run_model(tiny(kind, **sizes), [TEXT], keys, wanted, lambda _: None).run
+    model = tiny(kind, **sizes)
+    return from_pretrained(model, [TEXT], keys=keys, layers=[layer], keep=BIASED, **more)
 
 
-def explained(run: Run, query: int = 2, head: int = 1) -> Explanation:
+def explained(run: Ran, query: int = 2, head: int = 1) -> Explanation:
     return explain(run.result, run.steps, 0, 0, head, query)
 
 

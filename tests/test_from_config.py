@@ -9,9 +9,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from attnviz.sources.from_config import from_config, require_device
 from hypothesis import given
 from hypothesis import strategies as st
+from one_pass import from_config
 from safetensors import safe_open
 from safetensors.torch import load_file
 
@@ -22,6 +22,7 @@ from attnviz.errors import ConfigError, InputError
 from attnviz.positions import sinusoidal
 from attnviz.result import KEEPABLE
 from attnviz.saved_runs import arrays_of
+from attnviz.sources.layer_pass import require_device
 from attnviz.sources.saved_layers import save_layers
 from attnviz.tokens import make_batch
 
@@ -261,7 +262,7 @@ def test_too_large_a_run_is_refused_before_anything_is_made(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("attnviz.machine.free_memory", lambda: 1 << 20)
-    monkeypatch.setattr("attnviz.sources.from_config.MultiHeadAttention", pytest.fail)
+    monkeypatch.setattr("attnviz.attention.MultiHeadAttention", pytest.fail)
     with pytest.raises(InputError) as caught:
         from_config(AttentionConfig.from_sizes(1024, 8), QUERIES)
     assert str(caught.value) == (

@@ -13,20 +13,20 @@ import numpy as np
 import pytest
 import torch
 import transformers
-from attnviz.sources.from_pretrained import (
-    Wanted,
-    from_pretrained,
-    learned_positions,
-    run_model,
-)
+from one_pass import from_pretrained
 from tiny_models import BERT, GPT2, LLAMA, T5, tiny
 from torch import nn
 
+from attnviz.collectors.whole_maps import WholeMaps
 from attnviz.errors import AttnvizError, ConfigError, InputError
 from attnviz.sources import loading
 from attnviz.sources.encoding import encode
 from attnviz.sources.loading import LoadedModel, choose_device, load_model, outline_model
+from attnviz.sources.model_forward import learned_positions
+from attnviz.sources.model_options import ModelOptions
+from attnviz.sources.model_source import ModelSource
 from attnviz.sources.towers import layer_numbers, n_heads, tower_names
+from attnviz.tokens import Texts
 
 LONG, SHORT = "the cat sat on the mat because it was tired .", "the dog ran"
 SLIDING = {"sliding_window": 4, "layer_types": ["sliding_attention", "full_attention"]}
@@ -278,8 +278,13 @@ def test_heads_that_nobody_counts() -> None:
 @pytest.mark.parametrize("kind", ["BertModel", "MPNetModel"])
 def test_each_layer_is_told_when_it_is_through(kind: str) -> None:
     model, through = tiny(kind, **BERT), []
-    run_model(model, [SHORT], None, Wanted(layers=[1], advance=lambda: through.append(1)))
-    assert through == [1, 1]
+    source = ModelSource.of_loaded(model, ModelOptions(""))
+    source.run(source.tokens(Texts((SHORT,))), WholeMaps(), [1], through.append)
+    assert through == [
+        "computing attention",
+        "computing attention, 1 of 2 layers are through",
+        "computing attention, 2 of 2 layers are through",
+    ]
 
 
 def test_layers_of_different_sizes_are_no_result() -> None:
@@ -444,13 +449,6 @@ def test_memory_is_known_before(monkeypatch: pytest.MonkeyPatch) -> None:
             "--keys: the encoder of tiny BertModel looks at its own text alone",
         ),
         ("BertModel", BERT, {"layers": [2]}, "--layers 2: the encoder has 2 layers, 0 to 1"),
-        (
-            "BertModel",
-            BERT,
-            {"keep": ["logits"]},
-            "--keep is 'logits'; it must be one of q, k, v, context, q_rotated, k_rotated, "
-            "products, scores, position_bias, biased",
-        ),
     ],
 )
 def test_options_that_cannot_work(
@@ -554,7 +552,7 @@ def test_a_tokenizer_that_fails_and_one_without_places() -> None:
             assert "return_offsets_mapping" not in options
             return model.tokenizer(text)
 
-    assert encode(Slow(), ["the cat"]).spans == (((0, 0),) * 4,)
+    assert encode(Slow(), ["the cat"])[0].spans == (((0, 0),) * 4,)
 
 
 # ── loading ──────────────────────────────────────────────────────────────────────────────────
@@ -873,8 +871,9 @@ def test_devices(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_model_by_name_and_a_run_by_model(folder: Path) -> None:
     loaded = load_model(Path("bert"))
     assert isinstance(loaded, LoadedModel)
-    done = run_model(loaded, [LONG], None, Wanted(raw_tokens=True))
+    ran = from_pretrained(loaded, [LONG], raw_tokens=True)
+    done = ran.done
     assert done.keys is None
     assert done.queries.ids[0].tolist() == loaded.tokenizer(LONG)["input_ids"]
-    assert done.run.layers == ()
-    assert [step.name for step in done.run.steps][-1] == "projected"
+    assert done.modules == ()
+    assert [step.name for step in done.steps][-1] == "projected"

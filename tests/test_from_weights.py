@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from attnviz.sources.run import Inputs, Run
+from one_pass import Ran, from_weights
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
@@ -18,7 +18,8 @@ from attnviz import masks
 from attnviz.attention import Embedding, MultiHeadAttention
 from attnviz.config import AttentionConfig, Rotary, Variant
 from attnviz.errors import ConfigError, InputError
-from attnviz.sources.from_weights import Asked, Weights, from_weights, open_weights, steps_of
+from attnviz.sources.from_weights import Asked, Weights, open_weights, steps_of
+from attnviz.sources.layer_pass import Inputs
 from attnviz.sources.saved_layers import save_layers
 from attnviz.sources.weight_files import open_weight_file
 from attnviz.tokens import Batch, make_batch
@@ -683,7 +684,7 @@ def test_a_key_of_the_layers_own_wants_the_padding_first() -> None:
     torch.save(module.state_dict(), Path("a.pt"))
     weights = opened(Path("a.pt"), n_heads=3, zero_attn=True)
 
-    def run(side: str) -> Run:
+    def run(side: str) -> Ran:
         batch = make_batch([tuple("abc"), tuple("b")], pad_side=side)
         inputs = Inputs(random(2, 3, D_MODEL))
         return from_weights(weights, batch, None, [masks.rule("padding", batch, batch)], (), inputs)

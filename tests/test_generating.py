@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from attnviz.sources.from_pretrained import Wanted, from_pretrained, run_model
+from one_pass import from_pretrained
 from tiny_models import BERT, GPT2, LLAMA, T5, tiny
 
 from attnviz.errors import ConfigError, InputError
@@ -121,10 +121,10 @@ def test_several_prompts_are_those_alone() -> None:
     loaded = tiny("GPT2LMHeadModel", False, **GPT2 | {"eos_token_id": None})
     texts = ["the cat sat", "it was unbelievable because"]
     said: list[str] = []
-    done = run_model(loaded, texts, None, Wanted(writing=Writing(4)), said.append)
-    both = done.run.result
+    ran = from_pretrained(loaded, texts, generate=4, say=said.append)
+    both, done = ran.result, ran.done
     assert both.lengths.tolist() == [7, 10]  # 3 + 4 and 6 + 4
-    assert both.n_prompt == done.n_prompt == (3, 6)
+    assert both.n_prompt == (3, 6)
     assert "causal" in both.masks
     assert said == []
     for i, text in enumerate(texts):

@@ -9,11 +9,11 @@ from types import SimpleNamespace
 
 import psutil
 import pytest
-from attnviz.sources.from_config import require_run_memory
 
 from attnviz.config import AttentionConfig
 from attnviz.errors import ConfigError, InputError
 from attnviz.machine import free_memory, human_bytes, require_memory, require_package
+from attnviz.sources.layer_memory import bytes_of_run
 
 MACHINE = 1000
 
@@ -134,11 +134,8 @@ def test_human_bytes(n: int, shown: str) -> None:
 )
 def test_absurd_sizes_are_refused(config: AttentionConfig, batch: int, queries: int) -> None:
     with pytest.raises(InputError) as caught:
-        require_run_memory(config, batch, queries, queries)
-    assert str(caught.value).startswith(
-        f"attention for {batch} × {config.n_heads} heads × {queries} queries × {queries} keys, "
-        f"d_model {config.d_model}, in float32 needs "
-    )
+        require_memory(bytes_of_run(config, batch, queries, queries), "such a layer", "less")
+    assert str(caught.value).startswith("such a layer needs ")
 
 
 PEAK = """

@@ -12,9 +12,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from attnviz.sources.from_config import from_config
 from hypothesis import given
 from hypothesis import strategies as st
+from one_pass import from_config
 
 from attnviz import masks
 from attnviz.attention import scaled_dot_product_attention

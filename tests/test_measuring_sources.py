@@ -13,7 +13,7 @@ import torch
 from attnviz.corpus.layers import Layers, Reading, open_layer, open_weights_file
 from attnviz.corpus.models import Model
 from attnviz.corpus.saved import Saved
-from attnviz.sources.from_config import from_config
+from one_pass import from_config
 from real_models import minilm, smollm2
 from tiny_models import BERT, GPT2, LLAMA, T5, tiny
 

@@ -11,14 +11,14 @@ import numpy as np
 import pytest
 import torch
 import transformers
-from attnviz.sources.from_media import from_audio, from_images, run_media
 from media_models import EARS, EYES, NORM, picture, save_ear, save_eye, sound
+from one_pass import from_audio, from_files, from_images
 from PIL import Image
 from tiny_models import BERT, tiny
 
 from attnviz.errors import ConfigError, InputError
 from attnviz.machine import free_memory
-from attnviz.sources import from_media
+from attnviz.sources import media_source
 from attnviz.sources.loading import LoadedModel, load_model
 from attnviz.sources.media import read_picture, read_wave, resampled
 
@@ -190,7 +190,7 @@ def test_maps_are_those_that_the_model_computes(
 
 def test_the_picture_is_shown_as_it_was_seen(eyes: dict[str, LoadedModel], tmp_path: Path) -> None:
     file = picture(tmp_path / "a.png", 20, 20)
-    [view] = run_media(eyes["ViT"], "image", [file]).views
+    [view] = from_files("image", eyes["ViT"], [file]).done.views
     assert (view.rows, view.columns, view.n_before) == (4, 4, 1)
     np.testing.assert_array_equal(view.pixels, np.asarray(read_picture(file)))
 
@@ -201,7 +201,7 @@ def test_a_processor_that_does_not_normalize(eyes: dict[str, LoadedModel], tmp_p
     plain = transformers.ViTImageProcessor(size=size, do_normalize=False, do_rescale=False, **NORM)
     other = LoadedModel("plain", "plain", loaded.network, None, plain)
     file = picture(tmp_path / "a.png", 20, 20)
-    [view] = run_media(other, "image", [file]).views
+    [view] = from_files("image", other, [file]).done.views
     np.testing.assert_array_equal(view.pixels, np.asarray(read_picture(file)))
 
 
@@ -261,7 +261,7 @@ def test_processors_that_fail(
         with pytest.raises(InputError) as caught:
             from_images(odd, [file])
         assert str(caught.value) == message
-    monkeypatch.setattr(from_media, "require_memory", _no_memory)
+    monkeypatch.setattr(media_source, "require_memory", _no_memory)
     with pytest.raises(InputError, match="attention for 1 × 2 layers × 3 heads × 17 tokens"):
         from_images(eyes["ViT"], [file])
 
@@ -269,7 +269,7 @@ def test_processors_that_fail(
 def test_patches_that_are_not_square_or_not_told() -> None:
     def size(**config: Any) -> tuple[int, int]:
         network = SimpleNamespace(config=SimpleNamespace(**config))
-        return from_media._patch_size(LoadedModel("a model", "a", network))
+        return media_source._patch_size(LoadedModel("a model", "a", network))
 
     assert size(patch_size=(5, 4)) == (5, 4)
     assert size(vision_config=SimpleNamespace(patch_size=7), patch_size=None) == (7, 7)

@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pytest
-from attnviz.sources.from_pretrained import from_pretrained
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from one_pass import from_pretrained
 from tiny_models import BERT, T5, tiny
 
 from attnviz.errors import InputError

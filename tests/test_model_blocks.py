@@ -11,17 +11,21 @@ import numpy as np
 import pytest
 import torch
 import transformers
-from attnviz.sources.from_pretrained import Wanted
-from attnviz.sources.long import Pooler, Pooling
 from torch import nn
 
+from attnviz.collectors.pooled_maps import PooledMaps, Pooling
 from attnviz.errors import InputError
 from attnviz.full_resolution import part_at_full_resolution
+from attnviz.result import Attention
+from attnviz.scores import Scores
 from attnviz.sources import model_blocks
 from attnviz.sources.capturing import capture
 from attnviz.sources.encoding import Encoded
-from attnviz.sources.model_blocks import in_blocks, run_model_long
-from attnviz.streaming import Scores, window
+from attnviz.sources.loading import LoadedModel
+from attnviz.sources.model_blocks import in_blocks
+from attnviz.sources.model_options import ModelOptions
+from attnviz.sources.model_source import EncodedTexts, ModelSource
+from attnviz.streaming import window
 
 SMALL: dict[str, Any] = {
     "vocab_size": 37,
@@ -114,35 +118,26 @@ def encoded(model: nn.Module, length: int) -> Encoded:
     )
 
 
-def loaded(model: nn.Module, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """As `load_model` would give it, but for a tokenizer."""
+def by_rows(model: nn.Module, layers: list[int] | None = None, keep: bool = False) -> Attention:
+    """The pooled maps of a model that was loaded without a tokenizer, on 67 tokens."""
+    loaded = LoadedModel(
+        "a tiny model",
+        "tiny",
+        model,
+        SimpleNamespace(model_input_names=("input_ids", "attention_mask"), model_max_length=10**30),
+    )
+    source = ModelSource.of_loaded(loaded, ModelOptions(""))
     made = encoded(model, 67)
-    monkeypatch.setattr(model_blocks, "encoded_texts", lambda *_: (made, None))
-    monkeypatch.setattr(model_blocks, "tokens_of", lambda *_: made.raw)
-    return SimpleNamespace(
-        source="a tiny model",
-        name="tiny",
-        network=model,
-        config=model.config,
-        tokenizer=SimpleNamespace(model_input_names=("input_ids", "attention_mask")),
-        device=torch.device("cpu"),
-    )
+    tokens = EncodedTexts(made, None, lambda each: each.batch(each.raw))
+    maps = PooledMaps(Pooling(7, keep=keep), len(layers or (0, 1, 2)))
+    done = source.run(tokens, maps, layers)
+    assert done.keys is None
+    return maps.result(done)
 
 
-def test_a_run_is_pooled_layer_by_layer(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_is_pooled_layer_by_layer() -> None:
     model = network("mistral")
-    pooler = Pooler(Pooling(7, keep=True), 2, lambda done, total: None, None)
-    run, queries, keys = run_model_long(
-        loaded(model, monkeypatch),
-        ["text"],
-        None,
-        Wanted(layers=[0, 2]),
-        Pooling(7, keep=True),
-        pooler.each,
-        lambda _: None,
-    )
-    assert keys is None
-    pooled = pooler.result(queries, queries, run.facts)
+    pooled = by_rows(model, [0, 2], keep=True)
     assert (pooled.layers, pooled.masks[0], pooled.cells) == ((0, 2), "window 7", (10, 10))
     assert pooled.config == {
         "model": "tiny",
@@ -178,15 +173,7 @@ def test_what_differs_from_the_model_s_own_is_refused(monkeypatch: pytest.Monkey
 
     monkeypatch.setattr(model_blocks, "_attention", wrong)
     with pytest.raises(InputError) as caught:
-        run_model_long(
-            loaded(model, monkeypatch),
-            ["text"],
-            None,
-            Wanted(),
-            Pooling(7),
-            lambda *_: None,
-            lambda _: None,
-        )
+        by_rows(model)
     assert re.fullmatch(
         r"a tiny model does more than q · k and mask: block by block, \d\d?\.\d% of the weight of "
         r"layer \d would lie elsewhere; its maps are computed whole only",
@@ -194,33 +181,26 @@ def test_what_differs_from_the_model_s_own_is_refused(monkeypatch: pytest.Monkey
     )
 
 
-def run_it(model: nn.Module, monkeypatch: pytest.MonkeyPatch, layers: list[int]) -> None:
-    wanted, nothing = Wanted(layers=layers), lambda *_: None
-    run_model_long(loaded(model, monkeypatch), ["text"], None, wanted, Pooling(7), nothing, nothing)
-
-
 def test_masks_of_the_first_layer_are_proved_as_well(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its queries are right whatever the mask is: it is the weights that tell."""
     model, right = network("llama"), model_blocks._attention
     monkeypatch.setattr(model_blocks, "_attention", lambda *given: replace(right(*given), rules=()))
     with pytest.raises(InputError, match=r"of the weight of layer 0 would lie elsewhere"):
-        run_it(model, monkeypatch, [0])
+        by_rows(model, [0])
 
 
-def test_a_weight_that_is_no_number_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_weight_that_is_no_number_is_refused() -> None:
     model = network("llama")
     model.layers[1].self_attn.q_proj.weight.data.fill_(float("nan"))  # type: ignore
     with pytest.raises(InputError, match=r"nan% of the weight of layer 1 would lie elsewhere"):
-        run_it(model, monkeypatch, [0, 1])
+        by_rows(model, [0, 1])
 
 
-def test_the_proof_ends_with_the_last_layer_that_is_wanted(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_the_proof_ends_with_the_last_layer_that_is_wanted() -> None:
     model, ran = network("llama"), []
     for i, layer in enumerate(model.layers):  # type: ignore[arg-type]
         layer.register_forward_pre_hook(lambda *_, i=i: ran.append(i))
-    run_it(model, monkeypatch, [0])
+    by_rows(model, [0])
     assert ran == [0, 0, 0]
 
 
@@ -238,7 +218,7 @@ def test_chunks_that_begin_after_what_is_proved_are_refused(
     torch.manual_seed(0)
     model = transformers.Llama4TextModel(config).eval()
     with pytest.raises(InputError) as caught:
-        run_it(model, monkeypatch, [0])
+        by_rows(model, [0])
     message = "the model makes a mask of its own; its maps are computed whole only"
     assert str(caught.value) == message
 
@@ -246,24 +226,14 @@ def test_chunks_that_begin_after_what_is_proved_are_refused(
 def test_a_window_longer_than_what_is_proved(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(model_blocks, "PROVED", 5)
     for family in ("mistral", "modernbert"):
-        run_it(network(family), monkeypatch, [0, 2])
+        by_rows(network(family), [0, 2])
 
 
-def test_a_model_that_computes_by_lines_of_its_own_is_refused(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_model_that_computes_by_lines_of_its_own_is_refused() -> None:
     config = transformers.BloomConfig(vocab_size=37, hidden_size=24, n_layer=1, n_head=4)
     model = transformers.BloomModel(config).eval()
     with pytest.raises(InputError) as caught:
-        run_model_long(
-            loaded(model, monkeypatch),
-            ["text"],
-            None,
-            Wanted(),
-            Pooling(7),
-            lambda *_: None,
-            lambda _: None,
-        )
+        by_rows(model)
     assert str(caught.value) == (
         "a tiny model computes its attention in BloomAttention by lines of its own; its maps are "
         "computed whole only: cut the text with --max-len"

@@ -8,9 +8,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from attnviz.sources.long import gather, real_rows
 
 from attnviz import masks
+from attnviz.collectors.pooled_maps import gather
 from attnviz.render.attention_pictures import draw_heads, draw_overview
 from attnviz.render.axes import PositionAxis
 from attnviz.render.axis_labels import labels_of
@@ -23,7 +23,9 @@ from attnviz.render.panel import FORBIDDEN, WEIGHT, PanelSet
 from attnviz.render.raster import PanelPainter
 from attnviz.render.scales import LogScale
 from attnviz.result import Attention
-from attnviz.streaming import Scores, pool
+from attnviz.scores import Scores
+from attnviz.sources.layer_pass import real_rows
+from attnviz.streaming import pool
 from attnviz.tokens import make_batch
 
 

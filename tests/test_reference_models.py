@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from attnviz.sources.from_pretrained import from_pretrained
+from one_pass import from_pretrained
 from real_models import minilm, smollm2
 
 from attnviz.result import Attention

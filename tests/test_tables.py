@@ -12,10 +12,9 @@ from typing import Any
 import jsonschema
 import numpy as np
 import pytest
-from attnviz.sources.from_config import from_config, shadow_steps
-from attnviz.sources.run import Run
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from one_pass import Ran, from_config
 from rich.console import Console
 from rich.text import Text
 
@@ -27,6 +26,7 @@ from attnviz.measures import MEASURES, measure, measure_all
 from attnviz.render import tables
 from attnviz.render.visible import cells, notation
 from attnviz.sources.from_architecture import architecture_steps
+from attnviz.sources.shadow_trace import shadow_steps
 from attnviz.tokens import make_batch, make_vocabulary
 from attnviz.trace import STEP_KINDS, Step
 
@@ -76,7 +76,7 @@ def rows(lines: Sequence[str]) -> list[list[str]]:
 
 
 @pytest.fixture(scope="module")
-def run() -> Run:
+def run() -> Ran:
     """Batch 3 with an empty sequence, 5 heads, d_k 7: no two sizes alike but Tq and Tk."""
     batch = make_batch([("the", "cat", "sat", "on"), ("a", "dog"), ()])
     config = AttentionConfig(d_model=35, n_heads=5, d_k=7, d_v=7)
@@ -84,7 +84,7 @@ def run() -> Run:
     return from_config(config, batch, None, rules)
 
 
-def cross_run() -> Run:
+def cross_run() -> Ran:
     vocabulary = make_vocabulary([("a", "b"), ("u", "v", "w")])
     queries, keys = (make_batch([t], vocabulary) for t in (("a", "b"), ("u", "v", "w")))
     return from_config(AttentionConfig(35, 5, 7, 11), queries, keys)
@@ -93,7 +93,7 @@ def cross_run() -> Run:
 # ── the table ────────────────────────────────────────────────────────────────────────────────
 
 
-def test_a_pipe_gets_every_column_of_every_step(run: Run) -> None:
+def test_a_pipe_gets_every_column_of_every_step(run: Ran) -> None:
     lines = trace(run.steps, expand=True)
     header = next(line for line in lines if re.match(r" *#  ", line))
     assert re.split(r" {2,}", header.strip()) == [*HEADS, "what happens"]
@@ -121,7 +121,7 @@ def test_a_pipe_gets_every_column_of_every_step(run: Run) -> None:
         assert row[6] == (mark + tables.human_count(n) if n else "-")
 
 
-def test_source_lines(run: Run) -> None:
+def test_source_lines(run: Ran) -> None:
     lines = trace(run.steps, source=True)
     assert [row[10].rpartition(":")[0] for row in rows(lines)] == ["attention.py"] * 15
     by_name = {step.name: step.source.rpartition(":")[2] for step in run.steps}
@@ -129,7 +129,7 @@ def test_source_lines(run: Run) -> None:
     assert folded[10] == f"attention.py:{by_name['q']},{by_name['k']},{by_name['v']}"
 
 
-def test_k_and_v_fold_onto_q(run: Run) -> None:
+def test_k_and_v_fold_onto_q(run: Ran) -> None:
     found = {row[2]: row for row in rows(trace(run.steps))}
     assert "k" not in found
     projected = found["q,k,v_projected"]
@@ -165,7 +165,7 @@ def test_the_embedding_that_both_texts_share_is_counted_once() -> None:
     assert tables.totals_of(run.steps).parameters == layer + vocabulary * 35
 
 
-def test_the_header_says_what_the_sizes_stand_for(run: Run) -> None:
+def test_the_header_says_what_the_sizes_stand_for(run: Ran) -> None:
     expected = (
         "B 3 batch  H 5 heads  Tq 4 queries  Tk 4 keys  d_model 35 numbers a token  "
         "d_k 7 numbers a query or key  d_v 7 numbers a value  V 10 vocabulary"
@@ -298,7 +298,7 @@ def test_nothing_is_printed_for_no_steps() -> None:
 # ── totals ───────────────────────────────────────────────────────────────────────────────────
 
 
-def test_totals_are_the_sums_of_the_rows(run: Run) -> None:
+def test_totals_are_the_sums_of_the_rows(run: Ran) -> None:
     text = "\n".join(trace(run.steps))
     parameters = sum(p.numel() for p in run.layers[0].parameters()) + 10 * 35
     assert f"parameters   {parameters:,} ({human_bytes(4 * parameters)})\n" in text
@@ -422,7 +422,7 @@ def heads_table(lines: Sequence[str]) -> dict[str, list[float]]:
 
 
 @pytest.mark.parametrize("sequence", [0, 1, None])
-def test_the_measures_of_each_head(run: Run, sequence: int | None) -> None:
+def test_the_measures_of_each_head(run: Ran, sequence: int | None) -> None:
     console = paper()
     tables.print_heads(run.result, sequence, console)
     lines = printed(console)
@@ -437,7 +437,7 @@ def test_the_measures_of_each_head(run: Run, sequence: int | None) -> None:
     assert "entropy: bits" in lines[-2]
 
 
-def test_chosen_heads_and_an_empty_sequence(run: Run) -> None:
+def test_chosen_heads_and_an_empty_sequence(run: Ran) -> None:
     console = paper()
     tables.print_heads(run.result, 0, console, [(0, 3), (0, 1)])
     assert list(heads_table(printed(console))) == ["3", "1"]
@@ -446,7 +446,7 @@ def test_chosen_heads_and_an_empty_sequence(run: Run) -> None:
     assert printed(console) == ["heads of sequence 2: means over 0 query rows"]
 
 
-def test_heads_that_see_nothing_and_several_layers(run: Run) -> None:
+def test_heads_that_see_nothing_and_several_layers(run: Ran) -> None:
     from dataclasses import replace
 
     allowed = np.repeat(np.repeat(run.result.allowed, 5, axis=2), 2, axis=0)
@@ -461,7 +461,7 @@ def test_heads_that_see_nothing_and_several_layers(run: Run) -> None:
 
 
 @pytest.mark.parametrize("width", [20, 30, 47])
-def test_narrow_heads(run: Run, width: int) -> None:
+def test_narrow_heads(run: Ran, width: int) -> None:
     console = paper(width, terminal=True, ascii=True)
     tables.print_heads(run.result, 0, console)
     lines = printed(console)
@@ -507,7 +507,7 @@ def test_json_follows_its_schema_and_holds_the_steps(cross: bool) -> None:
     assert len(document["quadratic"]["steps"]) == 5
 
 
-def test_json_without_sizes_reads_them_off_the_steps(run: Run) -> None:
+def test_json_without_sizes_reads_them_off_the_steps(run: Ran) -> None:
     document = tables.trace_as_json(run.steps)
     jsonschema.validate(document, schema())
     expected = {"B": 3, "H": 5, "Tq": 4, "Tk": 4, "d_model": 35, "d_k": 7, "d_v": 7, "V": 10}

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 import torch
-from attnviz.sources.from_config import SHADOW_SIZES, from_config, shadow_steps
 from hypothesis import given
 from hypothesis import strategies as st
+from one_pass import from_config
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
@@ -14,6 +14,7 @@ from attnviz import masks
 from attnviz.attention import Embedding, MultiHeadAttention, scaled_dot_product_attention
 from attnviz.config import DTYPES, POSITIONS, AttentionConfig
 from attnviz.errors import AttnvizError
+from attnviz.sources.shadow_trace import SHADOW_SIZES, shadow_steps
 from attnviz.tokens import make_batch
 from attnviz.trace import STEP_KINDS, Recorder, Step, ignore
 

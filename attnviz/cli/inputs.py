@@ -11,7 +11,7 @@ from pathlib import Path
 from attnviz.cli.options import InputFlags
 from attnviz.errors import InputError, printable
 from attnviz.pipeline import Source
-from attnviz.tokens import Text, Texts, read_path, read_stream, texts_of_arguments
+from attnviz.tokens import NO_TOKENS, Text, Texts, read_path, read_stream, texts_of_arguments
 from attnviz.wording import plural
 
 BUILT_IN = "The animal didn't cross the street because it was too tired."
@@ -40,6 +40,8 @@ def read_texts(flags: InputFlags, source: Source) -> Texts:
     notes = [note for part in parts for note in part.notes]
     if keys is not None:
         notes += keys.notes
+    if source.needs_text and not any(t.strip() if isinstance(t, str) else t for t in queries):
+        raise InputError(NO_TOKENS)
     others = None if keys is None else _matched(keys.queries, len(queries))
     return Texts(queries, others, tuple(notes))
 

@@ -55,6 +55,7 @@ from attnviz.sources.towers import (
     tower_names,
 )
 from attnviz.tokens import Batch, Text, Texts
+from attnviz.trace import Step
 from attnviz.wording import noun_for, plural
 
 
@@ -142,7 +143,7 @@ class ModelSource:
     def _open(self, options: ModelOptions) -> None:
         """Find the tower, once the model's configuration is known."""
         self.options = options
-        self._proof: InputError | bool | None = None
+        self._proofs: dict[tuple[int, ...], InputError | None] = {}
         network = self._outline.network
         self.tower = self._choose_tower()
         self.layer_numbers = layer_numbers(network, self.tower)
@@ -203,7 +204,6 @@ class ModelSource:
         return kinds
 
     def tokens(self, texts: Texts) -> EncodedTexts:
-        self._require_text(texts)
         notes = list(texts.notes)
         loaded, options, reads = self.loaded(), self.options, self.tower in ("decoder", "cross")
         if options.generate is not None:
@@ -225,6 +225,11 @@ class ModelSource:
                 "give it with --keys (TEXT is what the decoder writes), or let it write with "
                 "--generate"
             )
+        if len(texts.keys) != len(texts.queries):
+            raise InputError(
+                f"there are {plural(len(texts.queries), 'text')} and {len(texts.keys)} --keys; "
+                "give as many, or 1"
+            )
         tokenizer = self._tokenizer
         start = loaded.config.decoder_start_token_id
         start = tokenizer.bos_token_id if start is None else start
@@ -233,12 +238,6 @@ class ModelSource:
         name = str(tokenizer.convert_ids_to_tokens(start))
         shifted = shifted_right(written, start, tokenizer.eos_token_id, name)
         return self._encoded(shifted, self._checked(texts.keys, notes), notes)
-
-    def _require_text(self, texts: Texts) -> None:
-        if not any(text.strip() if isinstance(text, str) else text for text in texts.queries):
-            raise InputError(
-                "there are no tokens: every sequence is empty or all padding; give a text"
-            )
 
     def _encoded(
         self, queries: Encoded, others: Encoded | None, notes: Sequence[str]
@@ -322,35 +321,34 @@ class ModelSource:
 
     def can_stream(self, tokens: Tokenized) -> bool:
         try:
-            self._require_rows(tokens)
+            self._require_rows(tokens, self.layer_numbers)
         except InputError:
             return False
         return True
 
-    def _require_rows(self, tokens: Tokenized) -> None:
-        """Raise `InputError` where rows are not the model's own weights; proved on the first text.
+    def _require_rows(self, tokens: Tokenized, numbers: tuple[int, ...]) -> None:
+        """Raise `InputError` where rows of these layers are not the model's own weights.
 
-        The proof compares blocks with the family's own arithmetic.
+        This is proved once, on the beginning of the first text, against the family's own arithmetic.
         """
         assert isinstance(tokens, EncodedTexts)
         if self.options.generate is not None:
             raise ConfigError("--generate needs whole maps: leave the flags for long texts out")
-        if self._proof is None:
-            loaded = self.loaded()
-            short = beginning(tokens.encoded), tokens.others and beginning(tokens.others)
-            try:
-                require_interface(loaded, self.tower)
-                prove(
-                    loaded,
-                    self.tower,
-                    self.layer_numbers,
-                    lambda: forward(loaded, self.tower, *short, _nothing),
-                )
-                self._proof = True
-            except InputError as error:
-                self._proof = error
-        if isinstance(self._proof, InputError):
-            raise self._proof
+        if numbers not in self._proofs:
+            self._proofs[numbers] = self._proof_fails(tokens, numbers)
+        failure = self._proofs[numbers]
+        if failure is not None:
+            raise failure
+
+    def _proof_fails(self, tokens: EncodedTexts, numbers: tuple[int, ...]) -> InputError | None:
+        loaded = self.loaded()
+        short = beginning(tokens.encoded), tokens.others and beginning(tokens.others)
+        try:
+            require_interface(loaded, self.tower)
+            prove(loaded, self.tower, numbers, lambda: forward(loaded, self.tower, *short, _nothing))
+        except InputError as error:
+            return error
+        return None
 
     # ── the pass ──
 
@@ -380,7 +378,7 @@ class ModelSource:
         numbers: tuple[int, ...],
     ) -> Pass:
         """One pass in which queries and keys are handed over, and no map is whole."""
-        self._require_rows(tokens)
+        self._require_rows(tokens, numbers)
         encoded = tokens.encoded
         n_maps = len(numbers) * len(encoded.ids) * self.n_heads
         kept = 0
@@ -623,13 +621,13 @@ class HandOver:
     def __init__(self, collector: Collector, keep: Sequence[str]) -> None:
         self._collector, self.keep = collector, tuple(keep)
         self.masks: list[tuple[int, tuple[int, ...], Any]] = []
-        self.steps: tuple[Any, ...] = ()
+        self.steps: Sequence[Step] = ()
         self.tower, self.dtype = "", ""
         self.seen: set[int] = set()
 
     def __call__(self, call: Call) -> None:
         if call.steps:
-            self.steps = self.steps or tuple(call.steps)
+            self.steps = self.steps or call.steps  # it grows while the layer runs
         self.tower, self.dtype = call.tower, str(call.weights.dtype).removeprefix("torch.")
         self.seen.add(call.layer)
         shape = tuple(call.weights.shape)

@@ -181,7 +181,7 @@ class OwnLayers:
         rules = rules_from(self.options.masks, queries, source, self.n_heads)
         notes = notes_on(self.options.masks, queries, source)
         modules = self._load()
-        sizes = sizes_of_run(self.config, queries, source, self.extra_keys, **self._sizes(queries))
+        sizes = sizes_of_run(self.config, queries, source, self.extra_keys, **self._sizes(queries, modules[0]))
         recorder = Recorder(sizes, steps_kept(collector.keep))
         # full maps are there in any case; rows cost time, and are asked for where they are wanted
         wanted = set(layers) if layers is not None and collector.by_rows else None
@@ -208,9 +208,11 @@ class OwnLayers:
             columns=with_extra_keys(source, modules[0]),
         )
 
-    def _sizes(self, queries: Batch) -> dict[str, int]:
+    def _sizes(self, queries: Batch, layer: MultiHeadAttention) -> dict[str, int]:
         """Lengths of axes that the configuration does not have, by name."""
-        return {"V": self._n_rows(queries)}
+        rows = {"V": self._n_rows(queries)}
+        table = layer.distances
+        return rows if table is None else {**rows, "R": len(table.weight)}
 
     def _require_memory(self, tokens: Tokenized, collector: Collector) -> None:
         """Raise `InputError` when the run would not fit in memory; nothing has been made yet."""

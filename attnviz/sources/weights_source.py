@@ -75,11 +75,6 @@ class WeightsSource(OwnLayers):
     def _n_rows(self, queries: Batch) -> int:  # noqa: ARG002 - the file's own
         return self.weights.n_rows
 
-    def _sizes(self, queries: Batch) -> dict[str, int]:
-        rows = {"V": self._n_rows(queries)}
-        distances = self._modules[0].distances
-        return rows if distances is None else {**rows, "R": len(distances.weight)}
-
     def about(self) -> dict[str, Any]:
         return facts_of(self.weights)
 

@@ -1,4 +1,4 @@
-"""Long runs: layers pooled as they run, against the same layers with whole maps."""
+"""Layers that run by rows: pooled maps and windows against the same layers with whole maps."""
 
 from __future__ import annotations
 
@@ -8,24 +8,20 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from attnviz.sources.from_config import from_config
-from attnviz.sources.long import (
-    Pooler,
-    Pooling,
-    Windows,
-    long_from_config,
-    long_from_weights,
-    require_long_memory,
-)
+from one_pass import OpenedWeights, Ran, from_config, from_weights, of_batches
 
 from attnviz import masks
 from attnviz.attention import MultiHeadAttention, untrained
-from attnviz.config import AttentionConfig
+from attnviz.collectors.map_windows import MapWindows
+from attnviz.collectors.pooled_maps import PooledMaps, Pooling
+from attnviz.config import AttentionConfig, Variant
 from attnviz.errors import InputError
 from attnviz.full_resolution import part_at_full_resolution
 from attnviz.masks import Rule, from_array
 from attnviz.result import Attention
-from attnviz.sources.from_weights import Asked, from_weights, open_weights
+from attnviz.sources.from_weights import Asked, open_weights
+from attnviz.sources.layer_pass import Inputs
+from attnviz.sources.own_layers import LayerSource, ReadingOptions
 from attnviz.sources.saved_layers import save_layers
 from attnviz.sources.weight_files import open_weight_file
 from attnviz.tokens import Batch, make_batch
@@ -54,11 +50,16 @@ def pooled_by_hand(result: Attention, cells: int) -> np.ndarray:
     return added(weights) / np.maximum(added(allowed.astype(np.int64)), 1)
 
 
+def by_rows(
+    config: AttentionConfig, batch: Batch, keys: Batch | None, rules: list[Rule], collector: Any
+) -> Ran:
+    source = LayerSource(config, ReadingOptions())
+    return of_batches(source, batch, keys, rules, collector=collector)
+
+
 def run(config: AttentionConfig, batch: Batch, keys: Batch | None = None) -> Attention:
-    pooler = Pooler(Pooling(13, top=3), 1, lambda done, total: None, None)
     rules = rules_of(batch) if keys is None else [masks.rule("padding", keys, keys)]
-    done = long_from_config(config, batch, keys, rules, Pooling(13), pooler.each)
-    return pooler.result(batch, batch if keys is None else keys, done.facts)
+    return by_rows(config, batch, keys, rules, PooledMaps(Pooling(13, top=3), 1)).result
 
 
 @pytest.mark.parametrize("positions", ["none", "sinusoidal", "rope", "alibi"])
@@ -108,17 +109,15 @@ def saved_stack(path: Path) -> Path:
 def test_a_stack_of_layers_each_given_what_the_one_before_made(tmp_path: Path) -> None:
     weights = open_weights(open_weight_file(saved_stack(tmp_path / "stack.safetensors")))
     batch = texts(61, 47)
-    from attnviz.sources.run import Inputs
-
     generator = torch.Generator().manual_seed(3)
     inputs = Inputs(torch.randn(2, 61, 24, generator=generator))
     whole = from_weights(weights, batch, rules=rules_of(batch), inputs=inputs)
     seen: list[tuple[int, int]] = []
-    pooler = Pooler(Pooling(13), 2, lambda *at: seen.append(at), [0, 2])
-    done = long_from_weights(
-        weights, batch, None, rules_of(batch), Pooling(13), pooler.each, inputs
-    )
-    pooled = pooler.result(batch, batch, done.facts)
+    pooler = PooledMaps(Pooling(13), 2, lambda *at: seen.append(at))
+    source = OpenedWeights(weights, inputs)
+    done = of_batches(source, batch, None, rules_of(batch), collector=pooler, layers=[0, 2])
+    pooled = done.result
+    assert pooled.layers == (0, 2)
     by_hand = pooled_by_hand(whole.result, 5)[[0, 2]]
     np.testing.assert_allclose(pooled.mean, by_hand, rtol=0, atol=2e-6)
     assert seen[-1][0] == seen[-1][1]
@@ -132,9 +131,8 @@ def test_a_window_of_each_layer(tmp_path: Path) -> None:
     config = AttentionConfig.from_sizes(**SIZES)
     batch = texts(61, 47, side="left")
     whole = from_config(config, batch, rules=rules_of(batch)).result
-    windows = Windows(lambda q, k: (range(5, q - 20), range(3, k - 1)), 1, [(0, 1), (0, 4)])
-    done = long_from_config(config, batch, None, rules_of(batch), Pooling(1, 0), windows.each)
-    part = windows.result(batch, batch, done.facts)
+    windows = MapWindows(lambda q, k: (range(5, q - 20), range(3, k - 1)), 1, [(0, 1), (0, 4)])
+    part = by_rows(config, batch, None, rules_of(batch), windows).result
     rows, columns = slice(14 + 5, 61 - 20), slice(14 + 3, 60)
     for head in (1, 4):
         np.testing.assert_allclose(
@@ -148,10 +146,9 @@ def test_a_window_of_each_layer(tmp_path: Path) -> None:
 def test_what_was_kept_makes_the_window_again() -> None:
     config = AttentionConfig.from_sizes(**SIZES, positions="alibi")
     batch = texts(61)
-    pooling = Pooling(13, keep=True)
-    pooler = Pooler(pooling, 1, lambda done, total: None, None)
-    done = long_from_config(config, batch, None, rules_of(batch), pooling, pooler.each)
-    pooled = pooler.result(batch, batch, done.facts)
+    pooled = by_rows(
+        config, batch, None, rules_of(batch), PooledMaps(Pooling(13, keep=True), 1)
+    ).result
     whole = from_config(config, batch, rules=rules_of(batch)).result
     part = part_at_full_resolution(pooled, range(30, 50), range(61), 0, [(0, 5)])
     np.testing.assert_allclose(
@@ -164,64 +161,89 @@ def test_q_and_k_are_lent_to_a_page_where_they_tell_the_weights() -> None:
     batch = texts(31)
     dense = from_array(np.tri(31, dtype=bool), "tri", 1, 6, 31, 31)
     for rules, kept in (([masks.rule("causal", batch, batch)], True), ([dense], False)):
-        pooling = Pooling(13, lend=True)
-        pooler = Pooler(pooling, 1, lambda done, total: None, None)
-        done = long_from_config(config, batch, None, rules, pooling, pooler.each)
-        assert bool(pooler.result(batch, batch, done.facts).kept) == kept
+        pooled = by_rows(config, batch, None, rules, PooledMaps(Pooling(13, lend=True), 1)).result
+        assert bool(pooled.kept) == kept
 
 
 def test_a_mask_that_is_known_cell_by_cell_cannot_be_kept() -> None:
     config = AttentionConfig.from_sizes(**SIZES)
     batch = texts(31)
     dense = from_array(np.tri(31, dtype=bool), "tri", 1, 6, 31, 31)
-    pooling = Pooling(13, keep=True)
-    pooler = Pooler(pooling, 1, lambda done, total: None, None)
     with pytest.raises(InputError) as caught:
-        long_from_config(config, batch, None, [dense], pooling, pooler.each)
+        by_rows(config, batch, None, [dense], PooledMaps(Pooling(13, keep=True), 1))
     assert str(caught.value) == (
         "--keep q,k: the mask tri would have to be kept as well, whole; draw the part that matters "
         "now: --rows A:B --cols C:D"
     )
 
 
-@pytest.mark.parametrize(
-    ("more", "message"),
-    [
-        (
-            {"bias_k": torch.zeros(16), "bias_v": torch.zeros(10)},
-            "the layer has keys that are no token's (bias_k, add_zero_attn); its maps are computed "
-            "whole only: give a shorter text, or a larger --memory",
-        ),
-        (
-            {"distances.weight": torch.zeros(32, 6)},
-            "the layer adds a table of distances to its scores (T5); its maps are computed whole "
-            "only: give a shorter text, or a larger --memory",
-        ),
-    ],
-)
-def test_layers_that_are_computed_whole_only(
-    more: dict[str, torch.Tensor], message: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    config = AttentionConfig.from_sizes(**SIZES)
-    layer = MultiHeadAttention(config, {**untrained(config), **more})
-    monkeypatch.setattr("attnviz.sources.long.MultiHeadAttention", lambda _: layer)
-    batch = texts(7)
+TABLE = torch.randn(32, 6, generator=torch.Generator().manual_seed(5))
+EXTRA = {
+    "bias_k": torch.randn(16, generator=torch.Generator().manual_seed(6)),
+    "bias_v": torch.randn(10, generator=torch.Generator().manual_seed(7)),
+}
+
+
+@pytest.mark.parametrize("side", ["left", "right"])
+@pytest.mark.parametrize("both_ways", [False, True])
+def test_a_table_of_distances_by_rows(side: str, both_ways: bool) -> None:
+    """T5's table, with distances beyond its last row."""
+    variant = Variant(scaled=False, buckets_both_ways=both_ways, furthest=20)
+    config = AttentionConfig.from_sizes(**SIZES, positions="none", variant=variant)
+    batch = texts(61, 47, side=side)
+    weights = {**untrained(config), "distances.weight": TABLE}
+    whole, pooled = whole_and_pooled(config, weights, batch)
+    np.testing.assert_allclose(pooled.mean, pooled_by_hand(whole, 5), rtol=0, atol=2e-6)
+
+
+@pytest.mark.parametrize("positions", ["none", "alibi"])
+@pytest.mark.parametrize("zero_key", [False, True])
+def test_keys_that_are_no_token_s_by_rows(positions: str, zero_key: bool) -> None:
+    """They stand at the end, at no distance, and no mask forbids them."""
+    config = AttentionConfig.from_sizes(
+        **SIZES, positions=positions, variant=Variant(zero_key=zero_key)
+    )
+    batch = texts(61, 47, side="left")
+    whole, pooled = whole_and_pooled(config, {**untrained(config), **EXTRA}, batch)
+    names = ("[bias_k]", "[zero]")[: 1 + zero_key]
+    assert pooled.key_tokens[0][61:] == whole.key_tokens[0][61:] == names
+    np.testing.assert_allclose(pooled.mean, pooled_by_hand(whole, 5), rtol=0, atol=2e-6)
+    assert (pooled.attention[:, :, :, :3, -1] > 0).any()
+
+
+def whole_and_pooled(
+    config: AttentionConfig, weights: dict[str, torch.Tensor], batch: Batch
+) -> tuple[Attention, Attention]:
+    """A layer with these weights, with whole maps and by rows."""
+    source = LayerSource(config, ReadingOptions())
+    layer = MultiHeadAttention(config, weights)
+    source._modules, source.extra_keys = [layer], layer.extra_keys
+    rules = rules_of(batch)
+    maps = of_batches(source, batch, None, rules).result
+    return maps, of_batches(source, batch, None, rules, collector=PooledMaps(Pooling(13), 1)).result
+
+
+def test_a_table_of_distances_cannot_be_kept() -> None:
+    config = AttentionConfig.from_sizes(**SIZES, positions="none")
+    source = LayerSource(config, ReadingOptions())
+    source._modules = [MultiHeadAttention(config, {**untrained(config), "distances.weight": TABLE})]
     with pytest.raises(InputError) as caught:
-        long_from_config(config, batch, None, [], Pooling(3), lambda *_: None)
-    assert str(caught.value) == message
+        of_batches(source, texts(31), None, [], collector=PooledMaps(Pooling(13, keep=True), 1))
+    assert str(caught.value) == (
+        "--keep q,k: a table of distances would have to be kept as well; draw the part that "
+        "matters now: --rows A:B --cols C:D"
+    )
 
 
 def test_memory_is_asked_for_before(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("attnviz.machine.free_memory", lambda: 2**20)
     with pytest.raises(InputError) as caught:
-        require_long_memory(AttentionConfig.from_sizes(), texts(9), texts(9), Pooling(64))
-    assert str(caught.value).startswith("a long run of 1 × 8 heads × 9 queries × 9 keys, pooled to")
-    windows = Windows(lambda q, k: (range(q), range(k)), 0, [(0, 0)])
-    config = AttentionConfig.from_sizes(**SIZES)
-    batch = texts(400)
-    monkeypatch.setattr("attnviz.sources.long.require_long_memory", lambda *_, **__: None)
+        by_rows(AttentionConfig.from_sizes(), texts(9), None, [], PooledMaps(Pooling(64), 1))
+    assert str(caught.value).startswith("a long run of 1 × 8 heads × 9 queries × 9 keys needs")
+    windows = MapWindows(lambda q, k: (range(q), range(k)), 0, [(0, 0)])
+    monkeypatch.setattr(LayerSource, "_require_memory", lambda *_: None)
     with pytest.raises(InputError) as caught:
-        long_from_config(config, batch, None, [], Pooling(1), windows.each)
+        by_rows(AttentionConfig.from_sizes(**SIZES), texts(400), None, [], windows)
     assert str(caught.value) == (
         "a window of 400 × 400 weights of each head needs 11.9 MiB of memory and 1 MiB are free; "
         "give fewer rows or columns, or pool the whole: --pool 1024"
