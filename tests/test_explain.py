@@ -201,7 +201,7 @@ def examples(text: str, eps: float = 2.0**-24) -> int:
     found = 0
     for n in (2, 3, 5, 6):
         joined = " ".join(line.strip() for line in section(text, n))
-        pattern = r'(?:For "[^"]*"|Entry 0): (.*?) (?:Ran:|Without|With)'
+        pattern = r'(?:For "[^"]*"|Entry 0): (.*?) (?:Run:|Without|With)'
         for said in re.findall(pattern, joined):
             for equation in said.split(";"):
                 left, _, right = equation.strip().rpartition("=")
@@ -367,7 +367,7 @@ def test_each_section_begins_with_a_sentence() -> None:
     text = page(make(SENTENCE, mask="c").explain("it"))
     for n in range(1, 8):
         assert re.match(r"[A-Z][^.]*[a-z]", section(text, n)[0])
-    assert "Ran: q [B H Tq d_k] = [1 2 11 4] attention.py:" in text
+    assert "Run: q [B H Tq d_k] = [1 2 11 4] attention.py:" in text
     assert "Derived: the norm." in text
     assert "The layer is untrained" in text
 
@@ -491,7 +491,7 @@ def test_the_projection_with_and_without_its_matrix() -> None:
     needed = make(SENTENCE, keep=NEEDED, **PRIMES)
     only_matrix = explain(needed.result, (), 0, 0, 1, 7, w_o=made.w_o)
     assert list(grid(page(only_matrix), 7)) == ["head 1"]
-    assert "Ran: context." in page(only_matrix)
+    assert "Run: context." in page(only_matrix)
     assert "kept neither" in page(explain(needed.result, (), 0, 0, 1, 7))
     alone = page(make(SENTENCE, d_model=4, n_heads=1).explain("it"))
     assert list(grid(alone, 7)) == ["head 0", "bias", "sum"]

@@ -329,7 +329,7 @@ class ModelSource:
     def _require_rows(self, tokens: Tokenized, numbers: tuple[int, ...]) -> None:
         """Raise `InputError` where rows of these layers are not the model's own weights.
 
-        This is proved once, on the beginning of the first text, against the family's own arithmetic.
+        This is proved once, on the beginning of a text, against the family's own arithmetic.
         """
         assert isinstance(tokens, EncodedTexts)
         if self.options.generate is not None:
@@ -345,7 +345,8 @@ class ModelSource:
         short = beginning(tokens.encoded), tokens.others and beginning(tokens.others)
         try:
             require_interface(loaded, self.tower)
-            prove(loaded, self.tower, numbers, lambda: forward(loaded, self.tower, *short, _nothing))
+            run = partial(forward, loaded, self.tower, *short, _nothing)
+            prove(loaded, self.tower, numbers, run)
         except InputError as error:
             return error
         return None

@@ -181,7 +181,8 @@ class OwnLayers:
         rules = rules_from(self.options.masks, queries, source, self.n_heads)
         notes = notes_on(self.options.masks, queries, source)
         modules = self._load()
-        sizes = sizes_of_run(self.config, queries, source, self.extra_keys, **self._sizes(queries, modules[0]))
+        more = self._sizes(queries, modules[0])
+        sizes = sizes_of_run(self.config, queries, source, self.extra_keys, **more)
         recorder = Recorder(sizes, steps_kept(collector.keep))
         # full maps are there in any case; rows cost time, and are asked for where they are wanted
         wanted = set(layers) if layers is not None and collector.by_rows else None
