@@ -131,17 +131,44 @@ class Read:
         return self.facts["sequences"][sequence]["heads"][head]  # type: ignore[no-any-return]
 
     def pixels(self, sequence: int, head: int, kind: str, level: int) -> np.ndarray:
-        own = self.head(sequence, head)[kind]
-        codes = np.frombuffer(self.blocks[own["levels"][level]], np.uint8)
-        return codes.reshape(self.facts["levels"][level])
+        own = self.head(sequence, head)
+        block = own.get(kind, own["mean"])["levels"][level]
+        return self.numbers(block, 2 if self.facts["fine"] else 1).reshape(
+            self.facts["levels"][level]
+        )
 
-    def values(self, codes: np.ndarray, own: dict[str, float]) -> np.ndarray:
+    def values(self, codes: np.ndarray, own: dict[str, Any]) -> np.ndarray:
         """NaN where a cell or pixel is forbidden, or holds no number."""
-        values = own["low"] * own["ratio"] ** (codes.astype(np.float64) - 3)
-        values[codes == 1] = 0
-        values[codes == 2] = own["low"] / 2
-        values[(codes == 0) | (codes == 255)] = np.nan
-        return values
+        told = [np.nan, 0.0, np.nan]
+        if "segments" in own:
+            for digits, powers, bottom in own["segments"]:
+                for power in range(bottom, bottom + powers):
+                    told += [
+                        float(f"{m}e{power - digits + 1}")
+                        for m in range(10 ** (digits - 1), 10**digits)
+                    ]
+        else:
+            told += [own["low"] * own["ratio"] ** i for i in range(own["steps"])]
+        if own.get("signed"):
+            told += [-value for value in told[3:]]
+        most = 65535 if "segments" in own else 255
+        table = np.full(most + 1, np.nan)
+        table[: len(told)] = told
+        return table[codes]
+
+    def weights(self, sequence: int, head: int) -> np.ndarray:
+        """All weights of a map whose pixels are cells."""
+        return self.values(
+            self.pixels(sequence, head, "mean", 0), self.head(sequence, head)["mean"]
+        )
+
+    def mask(self, sequence: int, head: int) -> np.ndarray:
+        """Which of the reasons forbids each cell, 0 for none."""
+        shape = (self.facts["queries"], self.facts["keys"])
+        block = self.head(sequence, head)["mask"]
+        if block is None:
+            return np.zeros(shape, np.uint8)
+        return np.frombuffer(self.blocks[block], np.uint8).reshape(shape)
 
     def top(self, sequence: int, head: int) -> tuple[np.ndarray, np.ndarray]:
         """(keys, weights) `[n Tq]`, -1 and 0 for none."""
@@ -150,7 +177,12 @@ class Read:
         codes = self.numbers(own["weights"], 2).reshape(shape)
         for i in range(1, len(codes)):
             codes[i] = codes[i - 1] - codes[i]
-        return keys, np.where(codes > 0, own["low"] * own["ratio"] ** (codes - 1.0), 0)
+        power, digits = np.divmod(codes - 1, 900)
+        told = [
+            float(f"{100 + m}e{p + own['lowest'] - 2}") if c > 0 else 0.0
+            for c, p, m in zip(codes.ravel(), power.ravel(), digits.ravel(), strict=True)
+        ]
+        return keys, np.array(told).reshape(shape)
 
     def statistic(self, sequence: int, head: int, name: str) -> np.ndarray:
         own = self.head(sequence, head)["statistics"][name]

@@ -590,7 +590,12 @@ class LookFlags:
     annotate: Annotated[
         bool, flag("--annotate", panel=LOOK, help="Write the weights into the cells.")
     ] = FigureOptions.annotate
-    theme: Annotated[str, flag(panel=LOOK, help="light or dark.")] = FigureOptions.theme
+    theme: Annotated[
+        str | None,
+        optional(
+            panel=LOOK, help="light or dark. \\[default: light; a page follows the reader's system]"
+        ),
+    ] = None
     dpi: Annotated[int, flag(panel=LOOK, help="Dots per inch of PNGs.")] = FigureOptions.dpi
     decode: Annotated[
         bool,
@@ -655,7 +660,8 @@ class LookFlags:
     def look(self) -> FigureOptions:
         """The checked options of pictures."""
         names = [field.name for field in dataclasses.fields(FigureOptions)]
-        return FigureOptions(**{name: getattr(self, name) for name in names})
+        options = {name: getattr(self, name) for name in names}
+        return FigureOptions(**{**options, "theme": self.theme or FigureOptions.theme})
 
 
 @dataclass(frozen=True)

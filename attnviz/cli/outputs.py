@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Generic, TypeVar
 
 from attnviz.cli.console import remark, result
 from attnviz.cli.files import PAGES, PICTURES, Staging
@@ -102,6 +102,7 @@ class Outputs(PlannedFiles["Attention"]):
         model; `several` says whether there are more layers than one, and more sequences."""
         super().__init__(staging, sequences, several[1])
         self._look, self._work, self._heads = look.look(), work, heads
+        self._page_theme = look.theme or ""
         self._shown = shown_by(look)
         self._several_layers = several[0]
 
@@ -189,23 +190,23 @@ class Outputs(PlannedFiles["Attention"]):
 
     def _page(self, place: Path, drawn: Attention) -> list[str]:
         from attnviz.render.page import write_page
-        from attnviz.render.pooled_page import write_pooled_page
+        from attnviz.render.page_look import PageLook
 
-        more: dict[str, Any] = {
-            "heads": self._at(drawn),
-            "sequences": self._sequences,
-            "steps": self.steps,
-            "command": "attnviz " + shlex.join(sys.argv[1:]),
-        }
-        shown = self._shown(drawn)
-        if not drawn.is_pooled:
-            return write_page(shown, place, **more)
         window = None
-        if drawn.has_weights_kept:
+        if drawn.has_weights_kept and drawn.is_pooled:
             from attnviz.full_resolution import windows_kept
 
             window = windows_kept(drawn)
-        return write_pooled_page(shown, place, window=window, **more)
+        return write_page(
+            self._shown(drawn),
+            place,
+            heads=self._at(drawn),
+            sequences=self._sequences,
+            steps=self.steps,
+            command="attnviz " + shlex.join(sys.argv[1:]),
+            window=window,
+            look=PageLook(self._look, self._page_theme),
+        )
 
     def _save(self, place: Path, kind: str, drawn: Attention) -> None:
         from dataclasses import replace

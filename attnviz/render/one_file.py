@@ -1,7 +1,7 @@
 """An interactive page as one file, which needs no network, no server and no other file.
 
-The parts of the pages are plain files in `page_files/`: one HTML frame, style sheets, and small ES
-modules, of which each page takes some. A page that is opened from disk cannot import modules that
+The parts of the page are plain files in `page_files/`: one HTML frame, style sheet, and small ES
+modules. A page that is opened from disk cannot import modules that
 lie beside it, so they are joined when the page is written, by one rule (`join_modules`). Nothing
 else is built.
 """
@@ -15,10 +15,10 @@ import sys
 import zlib
 from base64 import b64encode
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from hashlib import sha256
 from importlib import metadata, resources
 from math import isfinite
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -32,31 +32,36 @@ LARGE_PAGE = 30_000_000
 """Bytes from which on a browser is felt to wait."""
 
 
-@dataclass(frozen=True)
-class Kind:
-    """What a page is put together of: its files, and its views as (name, title)."""
+MODULES = (
+    "tokens",
+    "run",
+    "colours",
+    "state",
+    "scene",
+    "parts",
+    "data",
+    "paint",
+    "axis",
+    "heat",
+    "words",
+    "card",
+    "sentences",
+    "matrix",
+    "head",
+    "lines",
+    "text",
+    "trace",
+    "download",
+    "shell",
+    "main",
+)
+"""The page's modules; each imports only those before it."""
 
-    modules: tuple[str, ...]
-    styles: tuple[str, ...]
-    views: tuple[tuple[str, str], ...]
-    choices: str
-    keys: str
 
-
-def assemble(kind: Kind, document: object, data: Mapping[str, str]) -> bytes:
+def assemble(document: object, data: Mapping[str, str]) -> bytes:
     """The page: `document` as JSON, and each of `data`, base64 text, in an element of its name."""
-    style = "".join(map(page_file, kind.styles))
-    script = join_modules([(name, page_file(f"{name}.js")) for name in kind.modules])
-    tabs = [
-        f'    <button type="button" role="tab" id="tab-{name}" aria-controls="panel-{name}">'
-        f"{title}</button>\n"
-        for name, title in kind.views
-    ]
-    panels = [
-        f'    <div role="tabpanel" id="panel-{name}" aria-labelledby="tab-{name}"'
-        f"{' hidden' * (i > 0)}></div>\n"
-        for i, (name, _) in enumerate(kind.views)
-    ]
+    style = page_file("page.css")
+    script = join_modules([(name, page_file(f"{name}.js")) for name in MODULES])
     elements = [
         f'<script type="text/plain" id="{name}">{text}</script>' for name, text in data.items()
     ]
@@ -66,10 +71,6 @@ def assemble(kind: Kind, document: object, data: Mapping[str, str]) -> bytes:
             "img-src data: blob:; base-uri 'none'; form-action 'none'"
         ),
         "style": style,
-        "tabs": "".join(tabs),
-        "choices": page_file(kind.choices),
-        "panels": "".join(panels),
-        "keys": page_file(kind.keys),
         "run": as_json(document),
         "data": "\n".join(elements),
         "script": script,
@@ -135,14 +136,16 @@ def run_facts(
 ) -> dict[str, Any]:
     """What every page says of the run that it shows; `heads` are (place of the layer, head)."""
     return {
-        "source": result.source,
+        "source": without_folders(result.source),
         "trained": result.trained,
         "masks": list(result.masks),
-        "notes": list(result.notes),
+        "notes": [without_folders(note) for note in result.notes],
         "config": [
-            [str(key), _shown(value)] for key, value in result.config.items() if key not in NAMES
+            [str(key), without_folders(_shown(value))]
+            for key, value in result.config.items()
+            if key not in NAMES
         ],
-        "command": command,
+        "command": without_folders(command),
         "versions": _versions(),
         "heads": [[result.layer_numbers[layer], head] for layer, head in heads],
         "namesLayers": result.names_layers,
@@ -151,6 +154,22 @@ def run_facts(
         "cross": result.is_cross,
         "steps": [_step(step) for step in steps],
     }
+
+
+def without_folders(text: str) -> str:
+    """`text` with the names of files alone where it has paths: a page is for others to read."""
+    return "".join(_file_name(word) for word in re.split(r"""([\s,;()"'=]+)""", text))
+
+
+def _file_name(word: str) -> str:
+    if "/" not in word and "\\" not in word:
+        return word
+    absolute = re.match(r"(~|\.{1,2})?/.*[^/]|[A-Za-z]:\\|(?:\.{1,2}|~)\\", word)
+    try:
+        local = bool(absolute) or Path(word).exists() or Path(word).parent.is_dir()
+    except (OSError, ValueError):
+        local = bool(absolute)
+    return re.split(r"[/\\]", word.rstrip("/\\"))[-1] if local else word
 
 
 def all_heads(result: Attention) -> list[tuple[int, int]]:

@@ -5,7 +5,7 @@
 144 heads of 512 tokens, in three kinds, since what compresses well decides much. Writing is a ratio
 to zlib at level 6 on the same weights as uint8, in CPU time (medians). Opening is from the start of
 the navigation to the first head on the canvas; hovering is the work of one frame, from its first
-callback until it is painted. The bars: 10 MB, 3 times, one second, 16 ms.
+callback until it is painted. The bars: 16 MB, 3 times, one second, 16 ms.
 """
 
 from __future__ import annotations
@@ -131,9 +131,9 @@ def main() -> None:
                 notices[:] = write_page(given, path)
 
             taken = seconds(write)
-            print(f"{kind}: {path.stat().st_size / 1e6:.2f} MB (bar 10)")
+            print(f"{kind}: {path.stat().st_size / 1e6:.2f} MB (bar 16)")
             print(f"  written in {taken:.2f} s, {taken / yardstick:.2f} × zlib level 6 (bar 3)")
-            print(f"  {notices[0] if notices else 'all 254 levels'}")
+            print(f"  {notices[0] if notices else 'two bytes a cell'}")
             for fragment in ("", "#view=head"):
                 at = first_head(browser, path, fragment)
                 print(f"  first head of {fragment or 'the matrix'} after {at:.2f} s (bar 1)")

@@ -26,7 +26,7 @@ from pathlib import Path
 import numpy as np
 from playwright.sync_api import Browser, sync_playwright
 
-from attnviz.render.pooled_page import BUDGET, write_pooled_page
+from attnviz.render.page import LIMIT, write_page
 from attnviz.result import ROW_STATISTICS, Attention, Pixels, RowStatistics
 
 TOKENS, PIXELS, TOP = 131_072, 1024, 8
@@ -141,7 +141,7 @@ def opening(browser: Browser, path: Path, fragment: str) -> float:
 
 def zooming(browser: Browser, path: Path, dots: int) -> None:
     tab = browser.new_page(viewport={"width": 1280, "height": 800}, device_scale_factor=dots)
-    tab.goto(path.as_uri() + "#view=map")
+    tab.goto(path.as_uri() + "#view=head")
     tab.wait_for_function("() => performance.getEntriesByName('attnviz:first-head').length")
     tab.wait_for_function("() => document.querySelector('main').ariaBusy === 'false'")
     session = tab.context.new_cdp_session(tab)
@@ -175,12 +175,12 @@ def main() -> None:
             run = long_run(heads)
             path = Path(folder) / f"{heads}.html"
             start = time.process_time()
-            notices = write_pooled_page(run, path)
+            notices = write_page(run, path)
             taken = time.process_time() - start
-            print(f"heads {heads}: {path.stat().st_size / 1e6:.1f} MB (bar {BUDGET / 1e6:.0f})")
+            print(f"heads {heads}: {path.stat().st_size / 1e6:.1f} MB (bar {LIMIT / 1e6:.0f})")
             print(f"  written in {taken:.1f} s, {taken / yardstick(path):.1f} × zlib level 6")
             print(f"  {notices[0] if notices else 'nothing left out'}")
-            for fragment in ("", "#view=map&query=90000&key=5"):
+            for fragment in ("", "#view=head&query=90000&key=5"):
                 at = opening(browser, path, fragment)
                 print(f"  first map of {fragment or 'the start'} after {at:.2f} s (bar 2)")
             for dots in (1, 2):

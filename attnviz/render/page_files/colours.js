@@ -1,12 +1,8 @@
-// Colour: one ramp for weights, even in perceived lightness, and a few colours that tell heads apart.
+// Colour: the map of the run's pictures for weights, and a few colours that tell heads apart.
 
-// The ramp's ends, in OKLCH: lightness, chroma, hue. Lightness runs evenly from the first to the
-// last; a weight of 0 is near the page's own ground, so that the eye goes to what is looked at.
-const RAMPS = {
-  light: [[0.975, 0.012, 170], [0.84, 0.085, 172], [0.62, 0.105, 205], [0.42, 0.1, 255], [0.24, 0.075, 285]],
-  dark: [[0.235, 0.022, 268], [0.42, 0.095, 262], [0.62, 0.105, 215], [0.82, 0.105, 172], [0.97, 0.06, 150]],
-};
+import * as run from "./run.js";
 
+const { facts } = run;
 const NOT_A_NUMBER = { light: "#d81b60", dark: "#ff5c8a" };
 
 // Eight hues that stay apart for colour-blind readers, dark enough or bright enough for each ground.
@@ -16,21 +12,45 @@ const HEADS = {
 };
 
 const scheme = matchMedia("(prefers-color-scheme: dark)");
+const printing = matchMedia("print");
+let exporting = false; // a picture that is downloaded is light, whatever the page is
+if (facts.theme) document.documentElement.dataset.theme = facts.theme;
 
 export function theme() {
-  return scheme.matches ? "dark" : "light";
+  if (exporting || printing.matches) return "light";
+  return facts.theme || (scheme.matches ? "dark" : "light");
 }
 
 export function onThemeChange(react) {
   scheme.addEventListener("change", react);
+  printing.addEventListener("change", react);
+}
+
+// Do something as if the page were light.
+export async function inLight(act) {
+  const { dataset } = document.documentElement;
+  [exporting, dataset.theme] = [true, "light"];
+  try {
+    return await act();
+  } finally {
+    exporting = false;
+    if (facts.theme) dataset.theme = facts.theme;
+    else delete dataset.theme;
+  }
 }
 
 // A custom property of the style sheet, so that canvases and elements share their colours. It is asked
 // for many times in each frame, and is one thing a theme.
+const probe = document.createElement("i");
+probe.hidden = true;
 const properties = new Map();
 export function css(name) {
   const key = `${theme()} ${name}`;
-  if (!properties.has(key)) properties.set(key, getComputedStyle(document.documentElement).getPropertyValue(`--${name}`).trim());
+  if (!properties.has(key)) {
+    document.body.append(probe);
+    probe.style.color = `var(--${name})`;
+    properties.set(key, getComputedStyle(probe).color);
+  }
   return properties.get(key);
 }
 
@@ -38,47 +58,27 @@ export function headColour(i) {
   return HEADS[theme()][i % HEADS.light.length];
 }
 
+export function rgbOf(hex) {
+  return [1, 3, 5].map((i) => parseInt(hex.slice(i, i + 2), 16));
+}
+
 export function brokenColour() {
   return NOT_A_NUMBER[theme()];
 }
 
-function toRgb([lightness, chroma, hue]) {
-  const a = chroma * Math.cos((hue * Math.PI) / 180);
-  const b = chroma * Math.sin((hue * Math.PI) / 180);
-  const l = (lightness + 0.3963377774 * a + 0.2158037573 * b) ** 3;
-  const m = (lightness - 0.1055613458 * a - 0.0638541728 * b) ** 3;
-  const s = (lightness - 0.0894841775 * a - 1.291485548 * b) ** 3;
-  const linear = [
-    4.0767416621 * l - 3.3077115913 * m + 0.2309699292 * s,
-    -1.2684380046 * l + 2.6097574011 * m - 0.3413193965 * s,
-    -0.0041960863 * l - 0.7034186147 * m + 1.707614701 * s,
-  ];
-  return linear.map((x) => {
-    const bounded = Math.min(1, Math.max(0, x));
-    return Math.round(255 * (bounded <= 0.0031308 ? 12.92 * bounded : 1.055 * bounded ** (1 / 2.4) - 0.055));
-  });
-}
+const RAMP = Array.from({ length: 256 }, (_, i) => rgbOf(`#${facts.ramp.slice(6 * i, 6 * i + 6)}`));
 
-// 256 colours, made once a theme.
-const made = {};
-function ramp() {
-  const name = theme();
-  made[name] ??= Array.from({ length: 256 }, (_, i) => {
-    const stops = RAMPS[name];
-    const at = (i / 255) * (stops.length - 1);
-    const low = Math.min(stops.length - 2, Math.floor(at));
-    const part = at - low;
-    const mixed = stops[low].map((x, j) => x + (stops[low + 1][j] - x) * part);
-    mixed[0] = stops[0][0] + ((stops.at(-1)[0] - stops[0][0]) * i) / 255;
-    return toRgb(mixed);
-  });
-  return made[name];
-}
-
-// The ramp's colour for a share of the scale, 0 … 1.
+// The map's colour for a share of the scale, 0 … 1.
 export function colourAt(share) {
-  return ramp()[Math.round(255 * Math.min(1, Math.max(0, share)))];
+  return RAMP[Math.round(255 * Math.min(1, Math.max(0, share)))];
 }
+
+// As one number, as canvases hold it.
+export function packed([r, g, b]) {
+  return (255 << 24) | (b << 16) | (g << 8) | r;
+}
+
+export const PALETTE = Int32Array.from(RAMP, packed);
 
 export function cssColour([r, g, b]) {
   return `rgb(${r} ${g} ${b})`;

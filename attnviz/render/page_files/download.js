@@ -22,11 +22,14 @@ function currentScene() {
   const margin = 24;
   const ink = colours.css("ink");
   const soft = colours.css("soft");
-  const name = view === "matrix" || view === "trace" ? "attention" : run.headName(facts.heads[index]);
+  const here = facts.heads.filter(([layer]) => layer === facts.heads[index][0]);
+  const drawn = view === "lines" ? [...document.querySelectorAll('.chip[aria-pressed="true"] ')].map((chip) => chip.dataset.chip) : [];
+  const several = `${facts.namesLayers ? `layer ${here[0][0]} · ` : ""}head${drawn.length === 1 ? "" : "s"} ${drawn.join(", ") || "none"}`;
+  const name = { matrix: "all heads", trace: "shape trace", lines: several }[view] ?? run.headName(facts.heads[index]);
   const subtitle = [facts.source, byId("masks-line").textContent].filter(Boolean).map((t) => tokens.shorten(tokens.visible(t).replaceAll("␣", " "), 100)).join(" · ");
   const body = scene.snapshot(byId(`panel-${view}`));
   const items = [
-    { kind: "text", text: view === "matrix" ? "heads" : view === "trace" ? "shape trace" : name, x: margin, y: margin + 14, size: 20, weight: 700, fill: ink },
+    { kind: "text", text: name, x: margin, y: margin + 14, size: 20, weight: 700, fill: ink },
     { kind: "text", text: subtitle, x: margin, y: margin + 36, size: 13, fill: soft },
   ];
   let y = margin + 48;
@@ -46,14 +49,23 @@ function currentScene() {
   const height = Math.ceil(y + margin);
   return {
     width, height, title: `attnviz: ${view}, ${name}`, description: `${subtitle}. ${byId("rounding").textContent}`,
-    items: [{ kind: "rect", x: 0, y: 0, w: width, h: height, fill: colours.css("paper") }, ...items],
+    items: [{ kind: "rect", x: 0, y: 0, w: width, h: height, fill: "#ffffff" }, ...items],
   };
 }
 
-export function png() {
-  scene.download(scene.toPng(currentScene()), fileName("png"));
+// Pictures are light and on white, whatever the page is, since they go into papers.
+async function picture(write, redraw) {
+  await colours.inLight(async () => {
+    await redraw();
+    write(currentScene());
+  });
+  await redraw();
 }
 
-export function svg() {
-  scene.download(new Blob([scene.toSvg(currentScene())], { type: "image/svg+xml" }), fileName("svg"));
+export function png(redraw) {
+  return picture((made) => scene.download(scene.toPng(made), fileName("png")), redraw);
+}
+
+export function svg(redraw) {
+  return picture((made) => scene.download(new Blob([scene.toSvg(made)], { type: "image/svg+xml" }), fileName("svg")), redraw);
 }

@@ -5,11 +5,13 @@ import * as run from "./run.js";
 import * as state from "./state.js";
 import * as scene from "./scene.js";
 import * as parts from "./parts.js";
+import * as data from "./data.js";
 
-const { facts } = run;
+const { facts, single } = run;
 const { el } = parts;
 const MOST_LINES = 4000;
 const CHOSEN_AT_FIRST = 4;
+const MOST_TOKENS = 600; // in each column; of a longer text those round the chosen one
 
 export function view(side) {
   const chips = el("div", { class: "chips", role: "group", "aria-label": "Heads drawn" });
@@ -27,7 +29,6 @@ export function view(side) {
 
   let heads = [];
   let active = false; // whether one token is singled out
-  let shownFor = -1;
 
   threshold.addEventListener("input", () => state.set({ threshold: Number(threshold.value) }));
 
@@ -38,14 +39,19 @@ export function view(side) {
     const made = el("div", { class: `column ${which}` }, el("h2", {}, title), list, padded);
     let rows = [];
     let first = 0;
-    function fill(tokens, [start, end]) {
-      first = start;
-      rows = tokens.slice(start, end).map((token, i) => el("div", {
-        role: "option", id: `line-${which}-${start + i}`, "data-at": start + i,
+    let filled = -1;
+    function fill(sequence, tokens, [start, end], around) {
+      const inside = around >= first && around < first + rows.length;
+      if (filled === sequence && (end - start <= MOST_TOKENS || inside)) return false;
+      filled = sequence;
+      first = end - start <= MOST_TOKENS ? start : Math.max(start, Math.min(end - MOST_TOKENS, around - MOST_TOKENS / 2));
+      rows = tokens.slice(first, Math.min(end, first + MOST_TOKENS)).map((token, i) => el("div", {
+        role: "option", id: `line-${which}-${first + i}`, "data-at": first + i, title: `#${parts.number(first + i, start)}`,
       }, el("bdi", {}, parts.label(token, 22))));
       list.replaceChildren(...rows);
-      const count = tokens.length - rows.length;
-      padded.textContent = !rows.length ? "all padding" : count ? `+ ${count} padding` : "";
+      const [count, other] = [tokens.length - (end - start), end - start - rows.length];
+      padded.textContent = !rows.length ? "all padding" : other ? `+ ${parts.grouped(other)} other tokens` : count ? `+ ${count} padding` : "";
+      return true;
     }
     function choose(at, more = {}) {
       active = true;
@@ -121,14 +127,13 @@ export function view(side) {
   function strongest(top) {
     const least = Math.max((state.state.threshold / 100) * top, 1e-12);
     const found = [];
+    const within = (column, at) => at >= column.first() && at < column.first() + column.rows().length;
+    const keep = (head, q, k, weight) => { if (weight >= least && isShown(q, k) && within(queries, q) && within(keys, k)) found.push({ q, k, weight, head }); };
     for (const head of heads) {
       for (let q = head.firstQuery; q < head.endQuery; q++) {
-        if (head.rowLargest[q] < least || (active && state.state.side === "looks" && q !== state.state.query)) continue;
-        for (let k = head.firstKey; k < head.endKey; k++) {
-          if (!isShown(q, k) || !head.isAllowed(q, k)) continue;
-          const weight = head.weight(q, k);
-          if (weight >= least) found.push({ q, k, weight, head });
-        }
+        if (head.statistic("largest", q) < least * 0.95 || (active && state.state.side === "looks" && q !== state.state.query)) continue;
+        if (!single) for (const { at, weight } of head.top(q)) keep(head, q, at, weight); // the others are not known one by one
+        for (let k = head.firstKey; k < head.endKey && single; k++) keep(head, q, k, head.weight(q, k));
       }
     }
     found.sort((a, b) => a.weight - b.weight);
@@ -142,7 +147,7 @@ export function view(side) {
 
   let drawn = null;
   function layoutLines() {
-    const top = Math.max(1e-12, ...heads.map((head) => head.largest));
+    const top = Math.max(1e-12, ...heads.map((head) => head.kind("largest").top));
     drawn = { top, ...strongest(top) };
   }
 
@@ -203,7 +208,7 @@ export function view(side) {
       row.style.backgroundImage = `linear-gradient(90deg, ${stops.join(", ")})`;
     });
     const { query, key } = state.state;
-    const weight = (head, q, k) => (head.shows(q, k) ? head.weight(q, k) / drawn.top : 0);
+    const weight = (head, q, k) => (head.weight(q, k) ?? 0) / drawn.top;
     mark(queries, (i) => i === query, looking ? null : (head, i) => weight(head, i, key));
     mark(keys, (i) => i === key, looking ? (head, i) => weight(head, query, i) : null);
     for (const [column, at] of [[queries, query], [keys, key]]) {
@@ -222,7 +227,7 @@ export function view(side) {
       count.textContent = all > lines.length
         ? `the ${parts.grouped(lines.length)} strongest of ${parts.grouped(all)} lines` : `${parts.grouped(all)} line${all === 1 ? "" : "s"}`;
     }
-    thresholdText.textContent = `${state.state.threshold} % = ${parts.weightText((state.state.threshold / 100) * drawn.top, drawn.top / 50)}`;
+    thresholdText.textContent = `${state.state.threshold} % = ${parts.weightText((state.state.threshold / 100) * drawn.top, 2)}`;
     stripes();
     paintLines();
   }
@@ -230,18 +235,16 @@ export function view(side) {
   async function update(changed) {
     const { sequence, head: index } = state.state;
     const here = facts.heads.map(([l, h], i) => ({ l, h, i })).filter(({ l, h }) => l === layer() && chosen().includes(h));
-    const own = run.head(sequence, index);
-    const opened = await Promise.all(here.map(({ i }) => run.head(sequence, i)));
+    const own = data.cells(sequence, index);
+    const opened = await Promise.all(here.map(({ i }) => data.cells(sequence, i)));
     const current = await own;
     if (sequence !== state.state.sequence || index !== state.state.head || state.state.view !== "lines") return;
     heads = opened;
-    if (shownFor !== sequence) {
-      queries.fill(run.queryTokens(sequence), facts.sequences[sequence].queryReal);
-      keys.fill(run.keyTokens(sequence), facts.sequences[sequence].keyReal);
+    const { query, key } = state.state;
+    const filled = [queries.fill(sequence, run.queryTokens(sequence), run.real(sequence, "query"), query), keys.fill(sequence, run.keyTokens(sequence), run.real(sequence, "key"), key)];
+    if (filled.includes(true)) {
       const most = Math.max(queries.rows().length, keys.rows().length, 1);
-      const row = Math.round(Math.min(38, Math.max(24, (innerHeight - 300) / most)));
-      columns.style.setProperty("--row", `${row}px`);
-      shownFor = sequence;
+      columns.style.setProperty("--row-height", `${Math.round(Math.min(38, Math.max(24, (innerHeight - 300) / most)))}px`);
     }
     threshold.value = state.state.threshold;
     if (state.state.pinned) active = true;

@@ -1,22 +1,9 @@
-// The run inside the page: its facts as JSON, its weights as compressed bytes that are opened when needed.
+// The run inside the page: its facts as JSON, its numbers as compressed blocks that are opened when needed.
 
 export const facts = JSON.parse(document.getElementById("run").textContent);
-const weightLines = lines("weights");
-const maskLines = lines("masks");
+export const single = facts.cells[0] * facts.cells[1] === 1; // whether each pixel is a cell
 
-// The lines of one of the page's data elements; a page of a long text has other ones.
-function lines(id) {
-  return document.getElementById(id)?.textContent.trim().split("\n") ?? [];
-}
-
-const KEPT_CELLS = 2 ** 28; // opened heads that stay in memory, in bytes
-const NOT_A_NUMBER = facts.wide ? 65535 : 255;
-
-// The numbers that weights are stored as: one byte each, or two, the lower first.
-function numbers(bytes) {
-  if (!facts.wide) return bytes;
-  return Uint16Array.from({ length: bytes.length / 2 }, (_, i) => bytes[2 * i] | (bytes[2 * i + 1] << 8));
-}
+const KEPT_BYTES = 2 ** 28; // opened blocks that stay in memory
 
 export async function unpack(base64) {
   const text = atob(base64);
@@ -26,137 +13,63 @@ export async function unpack(base64) {
   return new Uint8Array(await new Response(stream).arrayBuffer());
 }
 
-const maskCache = new Map();
-function mask(index) {
-  if (index < 0) return null;
-  if (!maskCache.has(index)) {
-    maskCache.set(index, unpack(maskLines[index]).then((bits) => {
-      const cells = new Uint8Array(facts.queries * facts.keys);
-      for (let i = 0; i < cells.length; i++) cells[i] = (bits[i >> 3] >> (7 - (i & 7))) & 1;
-      return cells;
-    }));
-  }
-  return maskCache.get(index);
-}
-
-// One head of one sequence. `codes` and `allowed` are [queries × keys], row after row.
-class Head {
-  constructor(sequence, index, codes, allowed) {
-    const one = facts.sequences[sequence];
-    Object.assign(this, { sequence, index, codes, allowed });
-    [this.layer, this.head] = facts.heads[index];
-    this.low = one.low[index];
-    this.step = one.step[index];
-    [this.firstQuery, this.endQuery] = one.queryReal;
-    [this.firstKey, this.endKey] = one.keyReal;
-    this.largest = one.largest[index];
-    this.rowLargest = new Float64Array(facts.queries); // of what is shown: no padding, nothing forbidden
-    this.sees = new Uint8Array(facts.queries);
-    this.broken = 0;
-    for (let q = this.firstQuery; q < this.endQuery; q++) this.summarise(q);
-  }
-
-  summarise(q) {
-    const { codes, allowed } = this;
-    const row = q * facts.keys;
-    this.sees[q] = allowed ? Number(allowed.subarray(row, row + facts.keys).includes(1)) : 1;
-    let top = 0;
-    for (let k = this.firstKey; k < this.endKey; k++) {
-      if (allowed && !allowed[row + k]) continue;
-      const code = codes[row + k];
-      if (code === NOT_A_NUMBER) this.broken++;
-      else if (code > top) top = code;
-    }
-    this.rowLargest[q] = Math.max(0, this.value(top));
-  }
-
-  value(code) {
-    if (code === NOT_A_NUMBER) return NaN;
-    return code === 0 ? 0 : this.low + (code - 1) * this.step;
-  }
-
-  weight(q, k) {
-    return this.value(this.codes[q * facts.keys + k]);
-  }
-
-  // Whether the weight is more than 0, and less than what the steps can tell from it.
-  isTiny(q, k) {
-    return this.low === 0 && this.codes[q * facts.keys + k] === 1;
-  }
-
-  isAllowed(q, k) {
-    return !this.allowed || this.allowed[q * facts.keys + k] === 1;
-  }
-
-  isPadding(q, k) {
-    return q < this.firstQuery || q >= this.endQuery || k < this.firstKey || k >= this.endKey;
-  }
-
-  // Whether the cell shows a weight: neither padding nor forbidden.
-  shows(q, k) {
-    return !this.isPadding(q, k) && this.isAllowed(q, k);
-  }
-
-  // The place of a key among those that its query may see: [first, last] of those with its weight, and how many.
-  rank(q, k) {
-    const row = q * facts.keys;
-    const own = this.codes[row + k];
-    let above = 0;
-    let same = 0;
-    let all = 0;
-    for (let j = this.firstKey; j < this.endKey; j++) {
-      if (!this.isAllowed(q, j)) continue;
-      all++;
-      const code = this.codes[row + j];
-      if (code === own) same++;
-      else if (code !== NOT_A_NUMBER && code > own) above++;
-    }
-    return { first: above + 1, last: above + same, all };
-  }
-
-  // The largest weights of a query's row, or of a key's column: [{ at, weight }], largest first.
-  top(at, count, along = "keys") {
-    const found = [];
-    const [start, end] = along === "keys" ? [this.firstKey, this.endKey] : [this.firstQuery, this.endQuery];
-    for (let i = start; i < end; i++) {
-      const [q, k] = along === "keys" ? [at, i] : [i, at];
-      if (!this.shows(q, k)) continue;
-      const weight = this.weight(q, k);
-      if (weight > 0) found.push({ at: i, weight });
-    }
-    return found.sort((a, b) => b.weight - a.weight || a.at - b.at).slice(0, count);
-  }
-}
-
 const opened = new Map();
+let bytes = 0;
 
-// Open a head; heads that were opened long ago are let go when memory runs short.
-export function head(sequence, index) {
-  const key = sequence * facts.heads.length + index;
-  const known = opened.get(key);
-  opened.delete(key);
-  opened.set(key, known ?? Promise.all([unpack(weightLines[key]), mask(facts.sequences[sequence].masks[index])])
-    .then(([bytes, allowed]) => new Head(sequence, index, numbers(bytes), allowed)));
-  if (opened.size * facts.queries * facts.keys > KEPT_CELLS && opened.size > 16) {
-    opened.delete(opened.keys().next().value);
+export function block(i) {
+  const known = opened.get(i);
+  opened.delete(i);
+  opened.set(i, known ?? unpack(document.getElementById(`d${i}`).textContent).then((data) => {
+    bytes += data.length;
+    for (const [other, promise] of opened) {
+      if (bytes <= KEPT_BYTES || other === i) break;
+      opened.delete(other);
+      promise.then((old) => { bytes -= old.length; });
+    }
+    return data;
+  }));
+  return opened.get(i);
+}
+
+// Whole numbers that stand as planes: the lowest byte of all of them, then the next.
+export function whole(data, width) {
+  if (width === 1) return data;
+  const count = data.length / width;
+  const numbers = new (width === 2 ? Uint16Array : Uint32Array)(count);
+  for (let plane = 0; plane < width; plane++) {
+    for (let i = 0, from = plane * count; i < count; i++) numbers[i] += data[from + i] * 2 ** (8 * plane);
   }
-  return opened.get(key);
+  return numbers;
+}
+
+// Whole numbers that stand as their differences, each from the one before, in planes.
+export function running(data) {
+  const numbers = Int32Array.from(whole(data, 4));
+  for (let i = 1; i < numbers.length; i++) numbers[i] += numbers[i - 1];
+  return numbers;
+}
+
+const texts = new Map(); // of each sequence, [queries, keys]
+export async function openTokens(sequence) {
+  if (texts.has(sequence)) return;
+  const found = await Promise.all(facts.sequences[sequence].tokens.map(async (i) => JSON.parse(new TextDecoder().decode(await block(i)))));
+  texts.set(sequence, found);
 }
 
 export function queryTokens(sequence) {
-  return facts.sequences[sequence].queryTokens;
+  return texts.get(sequence)?.[0] ?? [];
 }
 
 export function keyTokens(sequence) {
-  const one = facts.sequences[sequence];
-  return one.keyTokens ?? one.queryTokens;
-}
-
-// The largest weight that is shown in any head of a sequence.
-export function largest(sequence) {
-  return Math.max(...facts.sequences[sequence].largest);
+  return texts.get(sequence)?.[1] ?? [];
 }
 
 export function headName([layer, number]) {
   return facts.namesLayers ? `layer ${layer} · head ${number}` : `head ${number}`;
+}
+
+// The real tokens of a side: [first, one past the last].
+export function real(sequence, name) {
+  const one = facts.sequences[sequence];
+  return name === "query" ? one.queryReal : one.keyReal;
 }

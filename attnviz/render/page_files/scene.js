@@ -197,9 +197,10 @@ export function toSvg(scene) {
 // ── PNG ──
 
 const LARGEST_SIDE = 16_000; // canvases of more are refused by some browsers
+const MOST_PIXELS = 8_000_000; // more take seconds to compress
 
 export function toPng(scene) {
-  const scale = Math.min(2, LARGEST_SIDE / Math.max(scene.width, scene.height));
+  const scale = Math.min(2, LARGEST_SIDE / Math.max(scene.width, scene.height), Math.sqrt(MOST_PIXELS / scene.width / scene.height));
   const canvas = document.createElement("canvas");
   canvas.width = Math.round(scene.width * scale);
   canvas.height = Math.round(scene.height * scale);

@@ -39,17 +39,12 @@ byId("tabs").addEventListener("keydown", (event) => {
 
 // ── what is chosen ──
 
-const LISTS = ["scale", "curve", "pixel", "statistic"].filter((name) => byId(name)); // each page has some of them
-
-function opening(one) {
-  const [start, end] = one.queryReal;
-  return one.opening ?? one.queryTokens.slice(start, Math.min(end, start + 8));
-}
+const LISTS = ["scale", "curve", "pixel", "statistic"];
 
 function fillChoices() {
   const sequence = byId("sequence");
   facts.sequences.forEach((one, i) => {
-    const words = opening(one).map((t) => tokens.visible(t)).join(" ");
+    const words = one.opening.map((t) => tokens.visible(t)).join(" ");
     sequence.append(el("option", { value: i }, `${one.index}: ${words ? tokens.shorten(words, 28) : "all padding"}`));
   });
   byId("sequence-label").hidden = facts.sequences.length < 2;
@@ -65,6 +60,12 @@ function fillChoices() {
   choice.addEventListener("change", () => state.set({ head: Number(choice.value), chosen: null }));
   byId("previous").addEventListener("click", () => state.stepHead(-1));
   byId("next").addEventListener("click", () => state.stepHead(1));
+  for (const name of LISTS) {
+    const known = state.CHOICES[name]; // what the page starts with stands first
+    const options = [...byId(name).options].filter(({ value }) => known.includes(value));
+    byId(name).replaceChildren(...options.sort((a, b) => known.indexOf(a.value) - known.indexOf(b.value)));
+  }
+  byId("pixel-label").hidden = run.single;
   for (const name of LISTS) byId(name).addEventListener("change", (event) => state.set({ [name]: event.target.value }));
 }
 
@@ -146,8 +147,6 @@ export function listen(letters, arrow) {
   });
 }
 
-byId("png").addEventListener("click", download.png);
-byId("svg").addEventListener("click", download.svg);
 byId("help-button").addEventListener("click", () => help.showModal());
 
 // ── finding a token ──
@@ -214,6 +213,10 @@ export function begin(update, rounding) {
   };
   state.onChange(react);
   addEventListener("hashchange", state.read);
+  addEventListener("popstate", state.read);
+  const redraw = () => busyWhile(Promise.resolve(update(new Set(["scale", "head", "view"]), new Set(["scale", "head", "view"]))));
+  byId("png").addEventListener("click", () => busyWhile(download.png(redraw)));
+  byId("svg").addEventListener("click", () => busyWhile(download.svg(redraw)));
   colours.onThemeChange(() => react(new Set(["scale", "head", "view"])));
   let settled = 0;
   addEventListener("resize", () => {

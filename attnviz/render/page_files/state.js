@@ -6,19 +6,21 @@ const optionsOf = (id) => Array.from(document.querySelectorAll(`#${id} option`),
 
 export const VIEWS = Array.from(document.querySelectorAll('#tabs [role="tab"]'), (tab) => tab.id.slice(4));
 
-// What is chosen from lists, of which a page has some; the first of each is what it starts with.
-const CHOICES = {
-  scale: optionsOf("scale"),
-  curve: optionsOf("curve"),
+// What is chosen from lists; the first of each is what the page starts with.
+export const CHOICES = {
+  scale: run.single ? optionsOf("scale") : ["all", "head"],
+  curve: run.single ? ["linear", "root", "log"] : ["log", "linear", "root"],
   pixel: optionsOf("pixel"),
-  statistic: optionsOf("statistic"),
+  statistic: Object.keys(run.facts.statistics),
   sort: ["place", "up", "down"],
-  measure: Object.keys(run.facts.measures),
+  measure: [...Object.keys(run.facts.measures), "cell"],
   side: ["looks", "seen"],
 };
 
+const FIRST_VIEW = run.facts.heads.length > 1 ? VIEWS[0] : VIEWS[1];
+
 export const state = {
-  view: run.facts.heads.length > 1 ? VIEWS[0] : VIEWS[1],
+  view: FIRST_VIEW,
   sequence: 0,
   head: 0,
   query: 0,
@@ -44,11 +46,14 @@ export function onChange(react) {
 export function set(changes) {
   const changed = Object.keys(changes).filter((name) => state[name] !== changes[name]);
   if (!changed.length) return;
+  const moves = changed.includes("view"); // Back and Forward go through the views
+  if (moves) write();
   Object.assign(state, changes);
   if (changed.includes("sequence") && !("query" in changes)) start();
   for (const react of listeners) react(new Set(changed));
   clearTimeout(timer); // browsers refuse an address that changes with every movement of a mouse
-  timer = setTimeout(write, 250);
+  if (moves) write("pushState");
+  else timer = setTimeout(() => write(), 250);
 }
 
 // The token to begin with: the first one; under masks the last one, which mostly sees more.
@@ -60,7 +65,8 @@ export function start() {
   state.pinned = false;
 }
 
-function write() {
+function write(how = "replaceState") {
+  clearTimeout(timer);
   const [layer, number] = run.facts.heads[state.head];
   const parts = { view: state.view, sequence: run.facts.sequences[state.sequence].index, layer, head: number };
   Object.assign(parts, { query: state.query, key: state.key });
@@ -72,7 +78,7 @@ function write() {
   if (state.place) parts.place = state.place;
   if (state.chosen) parts.heads = state.chosen.join(".");
   written = `#${new URLSearchParams(parts)}`;
-  history.replaceState(null, "", written);
+  history[how === "pushState" ? how : "replaceState"](null, "", written);
 }
 
 function whole(text, below, otherwise) {
@@ -83,9 +89,10 @@ function oneOf(text, known, otherwise) {
   return known.includes(text) ? text : otherwise;
 }
 
-// Take the state from the fragment. What it does not say, or says wrongly, stays as it is.
+// Take the state from the fragment. A head that it does not name, or names wrongly, stays; other things are as at first.
 export function read() {
   if (location.hash === written) return;
+  written = location.hash;
   const given = new URLSearchParams(location.hash.slice(1));
   const { facts } = run;
   const changes = {};
@@ -95,17 +102,18 @@ export function read() {
   const [layer, number] = facts.heads[state.head].map((own, i) => given.get(["layer", "head"][i]) ?? String(own));
   const wanted = facts.heads.findIndex(([l, h]) => String(l) === layer && String(h) === number);
   if (wanted >= 0) changes.head = wanted;
-  changes.view = oneOf(given.get("view"), VIEWS, state.view);
+  const alias = given.get("view") === "map" ? "head" : given.get("view"); // links to pages of version 0.1
+  changes.view = oneOf(alias, VIEWS, given.get("view") === null ? FIRST_VIEW : state.view);
   changes.query = whole(given.get("query"), facts.queries, state.query);
   changes.key = whole(given.get("key"), facts.keys, state.key);
   changes.pinned = given.get("pinned") === "1";
-  for (const [name, known] of Object.entries(CHOICES)) changes[name] = oneOf(given.get(name), known, state[name]);
-  changes.low = whole(given.get("low"), 101, state.low);
-  changes.high = whole(given.get("high"), 101, state.high);
-  changes.threshold = whole(given.get("threshold"), 101, state.threshold);
-  if (/^\d{1,7}\.\d{1,7}\.\d{1,7}$/.test(given.get("place"))) changes.place = given.get("place");
+  for (const [name, known] of Object.entries(CHOICES)) changes[name] = oneOf(given.get(name), known, known[0]);
+  changes.low = whole(given.get("low"), 101, 0);
+  changes.high = whole(given.get("high"), 101, 100);
+  changes.threshold = whole(given.get("threshold"), 101, 10);
+  changes.place = /^\d{1,7}\.\d{1,7}\.\d{1,7}$/.test(given.get("place")) ? given.get("place") : "";
   const chosen = (given.get("heads") ?? "").split(".").map((text) => whole(text, facts.headsPerLayer, -1));
-  if (given.get("heads") && !chosen.includes(-1)) changes.chosen = chosen;
+  changes.chosen = given.get("heads") && !chosen.includes(-1) ? chosen : null;
   Object.assign(state, changes);
   for (const react of listeners) react(new Set([...Object.keys(changes), "sequence"]));
 }

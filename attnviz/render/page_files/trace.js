@@ -82,7 +82,7 @@ export function view() {
     ["attention", facts.cross ? "cross: queries and keys are different texts" : "self: the text looks at itself"],
     ["size", `${facts.layers} layer${facts.layers > 1 ? "s" : ""} × ${facts.headsPerLayer} heads × ${facts.queries} queries × ${facts.keys} keys`],
     ["on this page", `${facts.heads.length} head${facts.heads.length > 1 ? "s" : ""} of ${one.length} sequence${one.length > 1 ? "s" : ""}`],
-    ["weights", facts.stored ?? `stored in ${parts.grouped(facts.levels)} levels a head; the largest error is ${facts.error.toPrecision(2)}. Exact zeros stay exact.`],
+    ["weights", facts.stored],
   ];
   const command = facts.command
     ? el("section", {}, el("h2", {}, "Command"), el("pre", { tabindex: 0, class: "command" }, facts.command)) : null;

@@ -1,4 +1,4 @@
-// Round a long map: positions along its sides, tokens where there is room for them, and a curve beside it.
+// Around a map: tokens along its sides where there is room for them, else positions; and a curve of its rows.
 
 import * as colours from "./colours.js";
 import * as run from "./run.js";
@@ -8,8 +8,14 @@ import * as parts from "./parts.js";
 
 const { facts } = run;
 
-export const TOKENS_FROM = 13; // CSS pixels of a cell in which a token can be named
 const LABEL_LIMIT = 16; // characters of a token along an axis
+const APART = 15; // CSS pixels from one token's name to the next
+const MEASURED = 300; // tokens of a text of which every label is measured
+
+// Whether tokens are named along a side, all of them or each of a few; else positions are.
+export function isNamed(cell) {
+  return cell >= 2.2;
+}
 
 function* roundSteps() {
   for (let power = 1; ; power *= 10) yield* [power, 2 * power, 5 * power];
@@ -23,7 +29,7 @@ function step(cell, apart) {
 const widths = new Map();
 
 // A token short enough for `room` pixels. It is asked anew in each frame, so it is remembered.
-function labelOf(token, room) {
+export function labelOf(token, room) {
   const key = `${room}\n${token}`;
   if (!widths.has(key)) {
     if (widths.size > 20_000) widths.clear();
@@ -35,36 +41,40 @@ function labelOf(token, room) {
   return widths.get(key);
 }
 
-// A place as people count: 0 is the first token of the text.
-export function number(place, first) {
-  return parts.grouped(place - first);
+// How wide the widest label of a side is, at most `room`.
+export function widest(texts, first, end, room) {
+  if (end - first > MEASURED) return room;
+  let found = 8;
+  for (let i = first; i < end; i++) found = Math.max(found, scene.textWidth(labelOf(texts[i], room), 12));
+  return found;
 }
 
 // What is named along a side: [{ at, text }], `at` in CSS pixels from the plot's corner, at the middle of the cell.
-function names({ cell, at, first, end, length, texts, room, apart, edge = 0 }) {
+function names({ cell, at, first, domain: [from, end], length, texts, room, apart, dense, edge = 0 }) {
   const found = [];
   const last = Math.min(end, Math.ceil(at + length / cell));
-  const named = cell >= TOKENS_FROM;
-  const by = named ? 1 : step(cell, apart);
-  for (let place = first + Math.ceil((Math.floor(at) - first) / by) * by; place < last; place += by) {
+  const named = isNamed(cell);
+  const by = named ? (dense ? 1 : Math.ceil(APART / cell)) : step(cell, apart);
+  for (let place = first + Math.ceil((Math.max(from, Math.floor(at)) - first) / by) * by; place < last; place += by) {
     const where = (place + 0.5 - at) * cell;
     if (where < 0 || where > length - (named ? edge : 0)) continue;
-    found.push({ at: where, place, text: named ? labelOf(texts[place], room) : number(place, first) });
+    found.push({ at: where, place, text: named ? labelOf(texts[place], room) : parts.number(place, first) });
   }
+  found.by = named ? by : 1;
   return found;
 }
 
 export function rowNames({ head, layout, cell, at, h }) {
   return names({
-    cell: cell.y, at: at.y, first: head.firstQuery, end: head.endQuery, length: h,
-    texts: run.queryTokens(head.sequence), room: layout.left - 34, apart: 30,
+    cell: cell.y, at: at.y, first: head.firstQuery, domain: [head.domain.query, head.domain.endQuery], length: h,
+    texts: run.queryTokens(head.sequence), room: layout.rowRoom, apart: 30,
   });
 }
 
 export function columnNames({ head, layout, cell, at, w }) {
   return names({
-    cell: cell.x, at: at.x, first: head.firstKey, end: head.endKey, length: w,
-    texts: run.keyTokens(head.sequence), room: (layout.top - 40) * (layout.narrow ? 1 : 1.2), apart: 74,
+    cell: cell.x, at: at.x, first: head.firstKey, domain: [head.domain.key, head.domain.endKey], length: w,
+    texts: run.keyTokens(head.sequence), room: layout.columnRoom, apart: 74, dense: layout.slant === 0,
     edge: 7, // what leans out further would stand over the curve's title
   });
 }
@@ -75,9 +85,12 @@ export function rowLabel({ layout }, { at, text }, fill, weight) {
 
 export function columnLabel({ layout, cell }, { at, text }, fill, weight) {
   const [x, y] = [layout.left + at, layout.top - 8];
-  if (cell.x < TOKENS_FROM) return { kind: "text", text, x, y, size: 12, anchor: "middle", fill, weight };
-  const turned = layout.narrow ? -90 : -52;
-  return { kind: "text", text, x: x + (layout.narrow ? 4 : 2), y, size: 12, anchor: "start", fill, weight, rotate: turned };
+  if (!isNamed(cell.x) || !layout.slant) return { kind: "text", text, x, y, size: 12, anchor: "middle", fill, weight };
+  return { kind: "text", text, x: x + (layout.slant === -90 ? 4 : 2), y, size: 12, anchor: "start", fill, weight, rotate: layout.slant };
+}
+
+function nth(by) {
+  return by > 1 ? `, every ${by}${by === 2 ? "nd" : by === 3 ? "rd" : "th"} named` : "";
 }
 
 export function items(shot) {
@@ -85,16 +98,18 @@ export function items(shot) {
   const { left, top } = layout;
   const [ink, soft] = [colours.css("ink"), colours.css("soft")];
   const found = [];
-  for (const one of rowNames(shot)) {
-    found.push(rowLabel(shot, one, ink), { kind: "line", x0: left - 5, y0: top + one.at, x1: left, y1: top + one.at, stroke: soft });
+  const [rows, columns] = [rowNames(shot), columnNames(shot)];
+  const isReal = (place, from, end) => place >= from && place < end;
+  for (const one of rows) {
+    found.push(rowLabel(shot, one, isReal(one.place, head.firstQuery, head.endQuery) ? ink : soft), { kind: "line", x0: left - 5, y0: top + one.at, x1: left, y1: top + one.at, stroke: soft });
   }
-  for (const one of columnNames(shot)) {
-    found.push(columnLabel(shot, one, ink), { kind: "line", x0: left + one.at, y0: top - 5, x1: left + one.at, y1: top, stroke: soft });
+  for (const one of columns) {
+    found.push(columnLabel(shot, one, isReal(one.place, head.firstKey, head.endKey) ? ink : soft), { kind: "line", x0: left + one.at, y0: top - 5, x1: left + one.at, y1: top, stroke: soft });
   }
-  const part = (from, length, size, first, end) => `${number(Math.floor(from), first)} – ${number(Math.min(end, Math.ceil(from + length / size)) - 1, first)}`;
+  const part = (from, length, size, first, end) => (length / size >= end - from - 0.01 && from <= first ? "" : `  ${parts.number(Math.floor(from), first)} – ${parts.number(Math.min(end, Math.ceil(from + length / size)) - 1, first)}`);
   found.push(
-    { kind: "text", text: `key: is looked at →  ${part(at.x, w, cell.x, head.firstKey, head.endKey)}`, x: left, y: 18, size: 12, weight: 600, fill: soft },
-    { kind: "text", text: `← query: looks  ${part(at.y, h, cell.y, head.firstQuery, head.endQuery)}`, x: 14, y: top + Math.max(h, 150), size: 12, weight: 600, fill: soft, rotate: -90 },
+    { kind: "text", text: `key: is looked at →${part(at.x, w, cell.x, head.firstKey, head.domain.endKey)}${nth(columns.by)}`, x: left, y: 18, size: 12, weight: 600, fill: soft },
+    { kind: "text", text: `← query: looks${part(at.y, h, cell.y, head.firstQuery, head.domain.endQuery)}${nth(rows.by)}`, x: 14, y: top + Math.max(h, 150), size: 12, weight: 600, fill: soft, rotate: -90 },
     { kind: "rect", x: left - 0.5, y: top - 0.5, w: w + 1, h: h + 1, stroke: colours.css("line") },
   );
   return found;
@@ -115,7 +130,7 @@ export function curve(shot) {
     points.push([x + (width * (value || 0)) / most, layout.top + y], [x + (width * (value || 0)) / most, layout.top + y + 1]);
   }
   const soft = colours.css("soft");
-  const [title, unit] = [name, facts.measures[name]];
+  const [title, unit] = [name, facts.statistics[name]];
   return [
     { kind: "area", points: [[x, layout.top], ...points, [x, layout.top + h]], x, y: layout.top, w: width, h, fill: colours.css("bar") },
     { kind: "line", x0: x - 0.5, y0: layout.top, x1: x - 0.5, y1: layout.top + h, stroke: colours.css("line") },

@@ -1,44 +1,67 @@
-// The colours of a long map: from bytes to pixels, as many as are seen.
+// The pixels of a map: from codes to colours, as many as are seen.
 
-import * as colours from "./colours.js";
 import * as run from "./run.js";
+import * as colours from "./colours.js";
 import * as state from "./state.js";
+import * as data from "./data.js";
 
-const { facts } = run;
+const { facts, single } = run;
 
-// The weights that the ends of the colour scale stand for.
-export function range(head) {
+// The weights that the ends of the colour scale stand for; a row's own where each query has its scale.
+export function range(head, query = null) {
   const { scale, pixel } = state.state;
-  const own = head.own[pixel];
-  return scale === "head" ? [own.from, own.top] : head.one.scale[pixel];
+  const kind = single ? "mean" : pixel;
+  const own = head.kind(kind);
+  const [low, top] = scale === "all" ? head.one.scale[kind] : [own.from, own.top];
+  if (scale === "query" && query !== null) return [low, head.statistic("largest", query)];
+  return [low, facts.vmax ?? top];
 }
 
 export function share(weight, [low, top]) {
-  if (!(weight > 0)) return 0;
-  const part = state.state.curve === "linear" ? weight / top : Math.log(weight / low) / Math.log(top / low);
+  if (!(weight > 0) || !(top > 0)) return 0;
+  const { curve } = state.state;
+  const linear = weight / top;
+  const part = curve === "log" ? Math.log(weight / low) / Math.log(top / low) : curve === "root" ? Math.sqrt(linear) : linear;
   return Math.min(1, Math.max(0, part));
 }
 
-function packed([r, g, b]) {
-  return (255 << 24) | (b << 16) | (g << 8) | r;
+export function colourOf(weight, ends) {
+  return Number.isNaN(weight) ? colours.rgbOf(colours.brokenColour()) : colours.colourAt(share(weight, ends));
 }
 
-// The colour of each byte; what is forbidden stays transparent, so that the hatch behind it is seen.
+// The colour of each code; what is forbidden stays transparent, so that the hatch behind it is seen.
 const tables = new Map();
 function table(head, kind) {
   const ends = range(head);
-  const { low, ratio } = head.own[kind];
-  const key = [colours.theme(), state.state.curve, ...ends, low, ratio].join();
+  const values = head.values[kind];
+  const key = [colours.theme(), state.state.curve, ...ends, values.length, values[3], values.at(-2), values[300]].join();
   if (!tables.has(key)) {
     if (tables.size > 64) tables.clear();
-    const hex = colours.brokenColour();
-    const broken = packed([1, 3, 5].map((i) => parseInt(hex.slice(i, i + 2), 16)));
-    tables.set(key, Int32Array.from({ length: 256 }, (_, code) => {
-      if (code === 0) return 0;
-      return code === 255 ? broken : packed(colours.colourAt(share(head.value(kind, code), ends)));
-    }));
+    const made = new Int32Array(values.length);
+    for (let code = 1; code < made.length; code++) made[code] = colours.PALETTE[Math.round(255 * share(values[code], ends))];
+    made[made.length - 1] = colours.packed(colours.rgbOf(colours.brokenColour()));
+    if (kind !== "cell") made[data.PADDING] = padding();
+    tables.set(key, made);
   }
   return tables.get(key);
+}
+
+function padding() {
+  return colours.packed(colours.css("padding").match(/\d+/g).map(Number));
+}
+
+// What turns the codes of some rows into colours: a table, unless each query has its own scale.
+function painter(head, kind, from, end) {
+  if (state.state.scale !== "query") {
+    const colourOfCode = table(head, kind);
+    return (code) => colourOfCode[code];
+  }
+  let top = 0;
+  for (let q = Math.max(from, head.firstQuery); q < Math.min(end, head.endQuery); q++) top = Math.max(top, head.statistic("largest", q));
+  const ends = [range(head)[0], top];
+  const other = table(head, kind);
+  const values = head.values[kind];
+  return (code) => (code < 3 || code >= data.PADDING ? other[code] : colours.PALETTE[Math.round(255 * share(values[code], ends))]);
 }
 
 const images = new WeakMap(); // one for each canvas, used again in the next frame
@@ -54,13 +77,15 @@ function sized(canvas, width, height) {
 
 // Paint a part of a level, a dot for a pixel: those from (x0, y0) up to (x1, y1).
 export function paintLevel(canvas, head, level, [x0, y0, x1, y1]) {
-  const kind = state.state.pixel;
+  const kind = single ? "mean" : state.state.pixel;
   const codes = head.levels[kind][level];
   const across = facts.levels[level][1];
-  const colourOf = table(head, kind);
+  const rows = facts.cells[0] * 2 ** level;
+  let colourOfCode = painter(head, kind, 0, 0);
   const { context, image, pixels } = sized(canvas, x1 - x0, y1 - y0);
   for (let y = y0, to = 0; y < y1; y++) {
-    for (let x = x0, from = y * across + x0; x < x1; x++) pixels[to++] = colourOf[codes[from++]];
+    if (state.state.scale === "query") colourOfCode = painter(head, kind, y * rows, (y + 1) * rows);
+    for (let x = x0, from = y * across + x0; x < x1; x++) pixels[to++] = colourOfCode(codes[from++]);
   }
   context.putImageData(image, 0, 0);
 }
@@ -73,31 +98,35 @@ function places(count, from, size, end) {
 // Paint what a shot shows, dot by dot: the pixel under each; a cell's own weight where cells can be seen and it is
 // known; nothing where the row may not look.
 export function paintDots(canvas, { head, layout, cell, at, w, h }, level) {
-  const kind = state.state.pixel;
+  const kind = single ? "mean" : state.state.pixel;
   const codes = head.levels[kind][level];
   const [width, height] = [Math.max(1, Math.round(w * layout.dots)), Math.max(1, Math.round(h * layout.dots))];
   const size = { x: cell.x * layout.dots, y: cell.y * layout.dots };
-  const keys = places(width, at.x, size.x, head.endKey);
-  const queries = places(height, at.y, size.y, head.endQuery);
+  const keys = places(width, at.x, size.x, head.domain.endKey);
+  const queries = places(height, at.y, size.y, head.domain.endQuery);
   const factor = 2 ** level;
   const columns = keys.map((k) => Math.floor(k / facts.cells[1] / factor));
-  const colourOf = table(head, kind);
+  let colourOfCode = painter(head, kind, 0, 0);
+  let last = -1;
   const { context, image, pixels } = sized(canvas, width, height);
   for (let y = 0, to = 0; y < height; y++) {
+    if (state.state.scale === "query" && queries[y] !== last) {
+      last = queries[y];
+      colourOfCode = painter(head, kind, last, last + 1);
+    }
     const row = Math.floor(queries[y] / facts.cells[0] / factor) * facts.levels[level][1];
-    for (let x = 0; x < width; x++) pixels[to++] = colourOf[codes[row + columns[x]]];
+    for (let x = 0; x < width; x++) pixels[to++] = colourOfCode(codes[row + columns[x]]);
   }
-  if (Math.min(size.x, size.y) >= 0.99) paintKnown(head, pixels, queries, keys);
+  if (!single && Math.min(size.x, size.y) >= 0.99) paintKnown(head, pixels, queries, keys);
   if (head.first) paintForbidden(head, pixels, queries, keys);
   context.putImageData(image, 0, 0);
 }
 
 // The cells whose own weight is known: parts at full resolution, and the largest of each row.
 function paintKnown(head, pixels, queries, keys) {
-  const colourOf = table(head, "cell");
+  const colourOfCode = table(head, "cell");
   const ends = range(head);
   const width = keys.length;
-  const one = facts.cells[0] * facts.cells[1] === 1;
   let last = -1;
   let listed = [];
   for (let y = 0; y < queries.length; y++) {
@@ -106,10 +135,10 @@ function paintKnown(head, pixels, queries, keys) {
     const parts = Math.floor(q / facts.detail);
     for (let x = 0; x < width && head.detailRows.has(parts); x++) {
       const code = head.cellCode(q, keys[x]);
-      if (code >= 0) pixels[row + x] = colourOf[code];
+      if (code >= 0) pixels[row + x] = colourOfCode[code];
     }
     if (q !== last) {
-      listed = one ? [] : head.top(q).map(({ at, weight }) => [at, packed(colours.colourAt(share(weight, ends)))]);
+      listed = head.top(q).map(({ at, weight }) => [at, colours.packed(colours.colourAt(share(weight, ends)))]);
       last = q;
     }
     for (const [key, colour] of listed) {
@@ -145,10 +174,11 @@ export function fillCanvas(canvas, head) {
   const level = facts.levels.length - 1;
   const [down, across] = facts.levels[level];
   const factor = 2 ** level;
+  const { query, endQuery, key, endKey } = head.domain;
   const cut = (place, cells, end) => Math.min(end, Math.ceil(place / cells / factor));
   const box = [
-    Math.floor(head.firstKey / facts.cells[1] / factor), Math.floor(head.firstQuery / facts.cells[0] / factor),
-    cut(head.endKey, facts.cells[1], across), cut(head.endQuery, facts.cells[0], down),
+    Math.floor(key / facts.cells[1] / factor), Math.floor(query / facts.cells[0] / factor),
+    cut(endKey, facts.cells[1], across), cut(endQuery, facts.cells[0], down),
   ];
   if (box[2] <= box[0] || box[3] <= box[1]) {
     canvas.width = canvas.height = 1; // all of it is padding
