@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from attnviz.config import AttentionConfig
     from attnviz.result import Attention
     from attnviz.saved_runs import load
+    from attnviz.sources.bare_arrays import read_attention
     from attnviz.sources.capturing import capture
-    from attnviz.sources.from_arrays import read_attention
 
 __version__ = "0.1.0"
 
@@ -44,7 +44,7 @@ _HOMES = {
     "check": "attnviz.checks",
     "compare": "attnviz.comparison",
     "load": "attnviz.saved_runs",
-    "read_attention": "attnviz.sources.from_arrays",
+    "read_attention": "attnviz.sources.bare_arrays",
     "scaled_dot_product_attention": "attnviz.attention",
 }
 

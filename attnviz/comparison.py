@@ -17,7 +17,7 @@ import numpy.typing as npt
 from attnviz.divergence import jensen_shannon
 from attnviz.errors import ConfigError, InputError, printable
 from attnviz.npy import as_numpy
-from attnviz.result import Attention
+from attnviz.result import UNKNOWN_MASKS, Attention
 from attnviz.wording import plural
 
 BLOCK = 2**20
@@ -27,15 +27,12 @@ LACKING = 0.01
 """A row whose sum is further than this from 1 is no rounding of a distribution: bfloat16 has steps
 of 0.004 below 1."""
 
-UNKNOWN = ("unknown",)
-"""The masks of an array that came without any word of them; see `attnviz.sources.from_arrays`."""
-
 Array = npt.NDArray[np.float64]
 Mask = npt.NDArray[np.bool_]
 
 
 @dataclass(frozen=True)
-class Place:
+class ComparedCell:
     """One cell of both results. `query` and `key` are positions in their sequences, from 0.
 
     `layer` is an index, as in every part of a comparison: `layer_numbers` of A has its number.
@@ -72,9 +69,9 @@ class HeadDifference:
     by_sequence: tuple[float, ...]
     """The same of each chosen sequence."""
     rows: int
-    largest: Place | None
+    largest: ComparedCell | None
     """The largest difference of a cell; None where no row can be compared."""
-    broken: Place | None
+    broken: ComparedCell | None
     """The first cell that is NaN or infinite in A or B."""
     only_a: int
     """Cells that A's mask allows and B's forbids."""
@@ -100,13 +97,13 @@ class Comparison:
     """What is unusual about the rows or the masks, a sentence each."""
 
     @property
-    def largest(self) -> Place | None:
+    def largest(self) -> ComparedCell | None:
         """The largest difference of all cells."""
         places = [head.largest for head in self.heads if head.largest]
         return max(places, key=lambda place: abs(place.difference), default=None)
 
     @property
-    def broken(self) -> Place | None:
+    def broken(self) -> ComparedCell | None:
         """The first cell that is NaN or infinite in A or B."""
         order = sorted(self.heads, key=lambda head: (head.layer, head.head))
         return next((head.broken for head in order if head.broken), None)
@@ -158,7 +155,7 @@ def compare(
     heads = range(a.n_heads) if heads is None else heads
     sequences = range(a.batch_size) if sequences is None else sequences
     check_alike(a, b, sequences, match)
-    sides = _Side(a), _Side(b)
+    sides = _SideRows(a), _SideRows(b)
     found = []
     notes = list(_layer_notes(a, b))
     for layer in layers:
@@ -242,7 +239,7 @@ def _numbered(array: npt.ArrayLike) -> Attention:
         key_tokens=(tuple(map(str, range(keys))),) * batch,
         lengths=np.full(batch, queries),
         key_lengths=np.full(batch, keys),
-        masks=UNKNOWN,
+        masks=UNKNOWN_MASKS,
     )
 
 
@@ -297,7 +294,7 @@ def _first_difference(what: str, a: list[str], b: list[str]) -> str:
 
 
 @dataclass
-class _Side:
+class _SideRows:
     """One of the two results, and what was unusual about the rows that were read from it."""
 
     result: Attention
@@ -374,7 +371,7 @@ def _rows(result: Attention, layer: int, sequence: int, head: int, block: slice)
 
 def _told(result: Attention, rows: _Rows, others: _Rows) -> _Rows:
     """Rows of an array whose mask nobody knows: what the other forbids and it gives no weight."""
-    if result.masks != UNKNOWN:
+    if result.masks != UNKNOWN_MASKS:
         return rows
     allowed = others.allowed | (rows.weights != 0)
     return replace(rows, allowed=allowed, sees=others.sees | allowed.any(-1))
@@ -389,7 +386,7 @@ def _blocks(a: Attention, b: Attention, sequence: int, heads: int) -> Iterator[s
 
 
 def _compare_heads(
-    sides: tuple[_Side, _Side], layer: int, head: int, other: int, sequences: Sequence[int]
+    sides: tuple[_SideRows, _SideRows], layer: int, head: int, other: int, sequences: Sequence[int]
 ) -> HeadDifference:
     a, b = (side.result for side in sides)
     bits, rows = np.zeros(len(sequences)), np.zeros(len(sequences), dtype=np.int64)
@@ -429,7 +426,7 @@ def _place(
     in_a: _Rows,
     in_b: _Rows,
     at: int,
-) -> Place:
+) -> ComparedCell:
     """The cell at index `at` of rows whose first one is query `first` of sequence `s`."""
     row, key = divmod(at, in_a.weights.shape[1])
     named = (
@@ -437,7 +434,7 @@ def _place(
         real(tokens.key_tokens[s], tokens.key_valid[s])[key],
     )
     values = float(in_a.weights[row, key]), float(in_b.weights[row, key])
-    return Place(*heads, s, first + row, key, *named, *values)
+    return ComparedCell(*heads, s, first + row, key, *named, *values)
 
 
 def _distances(a: _Rows, b: _Rows) -> Array:
@@ -455,7 +452,7 @@ def _distances(a: _Rows, b: _Rows) -> Array:
 
 
 def _matched(
-    sides: tuple[_Side, _Side], layer: int, heads: Sequence[int], sequences: Sequence[int]
+    sides: tuple[_SideRows, _SideRows], layer: int, heads: Sequence[int], sequences: Sequence[int]
 ) -> list[tuple[int, int]]:
     """Pairs (head of A, head of B) of one layer whose distances have the smallest sum."""
     assign = _linear_sum_assignment()
@@ -506,5 +503,5 @@ def _mask_notes(found: Sequence[HeadDifference], a: Attention, b: Attention) -> 
             f"the masks differ: {plural(only_a, 'cell')} allowed in A only, "
             f"{only_b:,} in B only (masks of A: {names[0]}; of B: {names[1]})"
         )
-    elif set(a.masks) != set(b.masks) and UNKNOWN not in (a.masks, b.masks):
+    elif set(a.masks) != set(b.masks) and UNKNOWN_MASKS not in (a.masks, b.masks):
         yield f"the masks have other names (A: {names[0]}; B: {names[1]}) and allow the same"

@@ -101,16 +101,16 @@ def decoded_tokens(result: Attention) -> Attention:
 
 
 @dataclass(frozen=True)
-class _Side:
+class _AxisPieces:
     """The tokens of all queries, or of all keys, as people read them; padding left out."""
 
     tokens: Sequence[Tokens]
     pieces: Sequence[Pieces]
 
 
-def _side(found: Iterable[tuple[Tokens, Pieces]]) -> _Side:
+def _side(found: Iterable[tuple[Tokens, Pieces]]) -> _AxisPieces:
     pairs = list(found)
-    return _Side([tokens for tokens, _ in pairs], [pieces for _, pieces in pairs])
+    return _AxisPieces([tokens for tokens, _ in pairs], [pieces for _, pieces in pairs])
 
 
 def with_pieces(
@@ -126,7 +126,7 @@ def with_pieces(
     }
 
 
-def _sides(result: Attention) -> list[_Side]:
+def _sides(result: Attention) -> list[_AxisPieces]:
     """The queries and the keys."""
     rows = [
         [
@@ -142,7 +142,7 @@ def _sides(result: Attention) -> list[_Side]:
         _known(result.config.get(name), side) for name, side in zip(NAMES, rows, strict=True)
     )
     if queries is not None and keys is not None:
-        return [_Side(rows[0], queries), _Side(rows[1], keys)]
+        return [_AxisPieces(rows[0], queries), _AxisPieces(rows[1], keys)]
     n_prompt: list[int | None] = [*(result.n_prompt or [None] * result.batch_size)]
     of_keys = [None] * result.batch_size if result.is_cross else n_prompt
     found = marked_pieces([*rows[0], *rows[1]], [*n_prompt, *of_keys])
@@ -198,7 +198,7 @@ def _without_special(tokens: Tokens, pieces: Pieces) -> tuple[Tokens, Pieces]:
 
 
 def _regrouped(
-    result: Attention, queries: Groups, keys: Groups, made: Sequence[_Side]
+    result: Attention, queries: Groups, keys: Groups, made: Sequence[_AxisPieces]
 ) -> Attention:
     """Columns added up and rows averaged by groups, whose tokens are those that were `made`."""
     lengths = np.array([len(groups) for groups in queries], dtype=np.int64)

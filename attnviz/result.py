@@ -66,6 +66,9 @@ ROW_STATISTICS = {
 }
 """The statistics of each query row, and what they are."""
 
+UNKNOWN_MASKS = ("unknown",)
+"""The masks of an array that came without any word of them."""
+
 HIDDEN = "special tokens hidden"
 """How the note starts that says that rows lack the weight of special tokens."""
 
@@ -266,6 +269,11 @@ class Attention(About):
             arrays |= {"top_keys": self.rows.top_keys, "top_weights": self.rows.top_weights}
             arrays |= {f"row.{name}": array for name, array in self.rows.statistics.items()}
         return arrays
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """`[L B H Pq Pk]`."""
+        return self.attention.shape
 
     @property
     def n_layers(self) -> int:

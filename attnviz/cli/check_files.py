@@ -25,7 +25,7 @@ from attnviz.render import check_report
 from attnviz.render.console import make_console
 from attnviz.result import FLOATS, Attention
 from attnviz.sources.array_files import READERS, read_arrays
-from attnviz.sources.from_arrays import open_attention, refuse_for_saved_run
+from attnviz.sources.bare_arrays import open_attention, refuse_for_saved_run
 from attnviz.tokens import after_cache
 
 WRONG = 3
@@ -82,7 +82,7 @@ def _open(file: Path, array: ArrayFlags, masking: ObeyedFlags) -> tuple[CheckedW
         checked = read_weights(found)
     else:
         checked = _bare(found, array, masking)
-        notes += found.notices
+        notes += found.notes
     settings = masking.settings()
     checked = with_masks(checked, settings)
     notes += notes_on(settings, checked.queries, checked.keys)

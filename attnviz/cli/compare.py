@@ -13,6 +13,7 @@ from attnviz.cli.files import PICTURES, kind_of
 from attnviz.cli.options import (
     OUTPUT,
     ArrayFlags,
+    FlagGroup,
     LookFlags,
     OutputFlags,
     flag,
@@ -60,6 +61,43 @@ class ComparisonOutput(OutputFlags):
         return places
 
 
+@dataclass(frozen=True)
+class ComparisonFlags(FlagGroup):
+    """How two results are compared, and what is told of it."""
+
+    match: Annotated[
+        bool,
+        flag(
+            "--match",
+            panel=COMPARE,
+            help="Pair the heads of each layer by likeness; otherwise by index.",
+        ),
+    ] = False
+    tolerance: Annotated[
+        float | None,
+        optional(
+            panel=COMPARE,
+            metavar="X",
+            help="Exit with 3 where a weight differs by more than X, or is no number: 1e-5, say.",
+        ),
+    ] = None
+    top: Annotated[
+        int,
+        flag(panel=COMPARE, metavar="N", help="How many of the most changed heads to show."),
+    ] = 10
+    as_json: Annotated[
+        bool, flag("--json", help="Print all heads, as JSON, and nothing else.", panel=OUTPUT)
+    ] = False
+
+    def __post_init__(self) -> None:
+        if self.top < 1:
+            raise ConfigError(f"--top is {self.top}; at least 1 is expected")
+        if self.tolerance is not None and not (isfinite(self.tolerance) and self.tolerance >= 0):
+            raise ConfigError(
+                f"--tolerance is {self.tolerance:g}; 0 or more is expected, 1e-5, say"
+            )
+
+
 @spread
 def compare(
     a: Annotated[
@@ -77,39 +115,13 @@ def compare(
     array: ArrayFlags,
     look: LookFlags,
     output: ComparisonOutput,
-    match: Annotated[
-        bool,
-        flag(
-            "--match",
-            panel=COMPARE,
-            help="Pair the heads of each layer by likeness; otherwise by index.",
-        ),
-    ] = False,
-    tolerance: Annotated[
-        float | None,
-        optional(
-            panel=COMPARE,
-            metavar="X",
-            help="Exit with 3 where a weight differs by more than X, or is no number: 1e-5, say.",
-        ),
-    ] = None,
-    top: Annotated[
-        int,
-        flag(panel=COMPARE, metavar="N", help="How many of the most changed heads to show."),
-    ] = 10,
-    as_json: Annotated[
-        bool, flag("--json", help="Print all heads, as JSON, and nothing else.", panel=OUTPUT)
-    ] = False,
+    how: ComparisonFlags,
 ) -> None:
     """Compare two results over the same tokens: which heads changed, where, by how much."""
     look.look()
     output.places()
-    if top < 1:
-        raise ConfigError(f"--top is {top}; at least 1 is expected")
-    if tolerance is not None and not (isfinite(tolerance) and tolerance >= 0):
-        raise ConfigError(f"--tolerance is {tolerance:g}; 0 or more is expected, 1e-5, say")
     if Path("-") in (a, b):
         raise InputError("attention is read from files, not from standard input; save it first")
     from attnviz.cli.compare_files import compare_files
 
-    compare_files((a, b), array, look, output, match, tolerance, top, as_json)
+    compare_files((a, b), array, look, output, how)

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-from attnviz.cli.compare import ComparisonOutput
+from attnviz.cli.compare import ComparisonFlags, ComparisonOutput
 from attnviz.cli.console import remark, result, verdict
 from attnviz.cli.facts import print_facts
 from attnviz.cli.files import PICTURES, Staging
@@ -27,7 +27,7 @@ from attnviz.render.console import ascii_only, make_console
 from attnviz.render.figure_options import FigureOptions
 from attnviz.render.visible import notation
 from attnviz.result import Attention, only_layers
-from attnviz.sources.from_arrays import BareArray, Places, open_attention
+from attnviz.sources.bare_arrays import BareArray, Places, open_attention
 
 DIFFERENT = 3
 """The exit code where a weight differs by more than --tolerance."""
@@ -38,126 +38,103 @@ def compare_files(
     array: ArrayFlags,
     look: LookFlags,
     output: ComparisonOutput,
-    match: bool,
-    tolerance: float | None,
-    top: int,
-    as_json: bool,
+    how: ComparisonFlags,
 ) -> None:
     """Compare the attention in two files, draw what differs, and report it."""
-    report = _Report((str(paths[0]), str(paths[1])), top, tolerance, output.show, look.vmax)
+    names = str(paths[0]), str(paths[1])
     with Work() as work:
         work.stage("reading")
-        opened = tuple(
-            open_attention(path, axes=array.axes, attention=array.attention) for path in paths
-        )
-        a, b = (_Side.of(side) for side in opened)
-        _check_sizes(a, b, match)
+        a, b = (_open(path, array) for path in paths)
+        _check_sizes(a, b, how.match)
         layers = choose_layers(output.layers, a.layer_numbers)
         heads = choose("--heads", output.heads, a.shape[2], "heads")
         sequences = output.chosen_sequences(a.shape[1])
         with Staging(output.force) as staging:
-            n_pictures = min(top, len(layers) * len(heads))
-            names = paths[0].name, paths[1].name
-            outputs = ComparisonOutputs(
-                staging,
-                look,
-                sequences,
-                a.shape[1] > 1,
-                len(layers) > 1,
-                n_pictures,
-                names,
-                work,
-            )
+            several = len(layers) > 1, a.shape[1] > 1
+            outputs = ComparisonOutputs(staging, look, sequences, several, paths, work)
+            outputs.n_three_panels = min(how.top, len(layers) * len(heads))
             for path, kind in output.places():
                 outputs.plan(path, kind)
             indices = [a.layer_numbers.index(layer) for layer in layers]
-            both, notes = _read((a, b), array, (indices, sequences, heads), match)
-            work.stage("comparing", len(layers) * (len(heads) + match))
+            both, notes = _read((a, b), array, (indices, sequences, heads), how.match)
+            work.stage("comparing", len(layers) * (len(heads) + how.match))
             found = compare(
-                *both, heads=heads, sequences=sequences, match=match, on_done=work.advance
+                *both, heads=heads, sequences=sequences, match=how.match, on_done=work.advance
             )
-            outputs.document = comparison_as_json(found, report.names, tolerance)
+            outputs.document = comparison_as_json(found, names, how.tolerance)
             work.stage("drawing", outputs.n_pictures)
             staging.write(outputs.writers(found))
-    differs = tolerance is not None and not found.within(tolerance)
+    differs = how.tolerance is not None and not found.within(how.tolerance)
     with verdict(DIFFERENT if differs else 0):
         if output.quiet:
             return
         for note in (*notes, *dict.fromkeys(outputs.warnings)):
             remark(note)
-        if as_json:
+        if how.as_json:
             result(json.dumps(outputs.document, indent=1, allow_nan=False))
         else:
-            report.print(found, outputs.as_shown(found))
+            _print(found, outputs.as_shown(found), names, how, output.show, look.vmax)
         for line in outputs.written:
             remark(f"Wrote {line}")
 
 
-@dataclass(frozen=True)
-class _Report:
-    """What is told of a comparison, and with which flags."""
+def _print(
+    found: Comparison,
+    drawn: Comparison,
+    names: tuple[str, str],
+    how: ComparisonFlags,
+    show: bool | None,
+    vmax: float | None,
+) -> None:
+    """What was compared, the table, the map of the most changed head, the verdict."""
+    console = make_console()
+    facts = [*comparison_facts(found, names), *(("note", note) for note in found.notes)]
+    plain = ascii_only(console)
+    print_facts(console, [(label, notation(text, plain)) for label, text in facts])
+    result("")
+    print_comparison(found, console, how.top)
+    if console.is_terminal if show is None else show:
+        from attnviz.render.terminal_maps import print_difference_map
 
-    names: tuple[str, str]
-    top: int
-    tolerance: float | None
-    show: bool | None
-    vmax: float | None
-
-    def print(self, found: Comparison, drawn: Comparison) -> None:
-        """What was compared, the table, the map of the most changed head, the verdict."""
-        console = make_console()
-        facts = [*comparison_facts(found, self.names), *(("note", note) for note in found.notes)]
-        plain = ascii_only(console)
-        print_facts(console, [(label, notation(text, plain)) for label, text in facts])
-        result("")
-        print_comparison(found, console, self.top)
-        if console.is_terminal if self.show is None else self.show:
-            from attnviz.render.terminal_maps import print_difference_map
-
-            for sequence in found.sequences:
-                result("")
-                print_difference_map(drawn, drawn.heads[0], sequence, console, self.vmax)
-        result("", notation(comparison_verdict(found, self.tolerance), plain))
+        for sequence in found.sequences:
+            result("")
+            print_difference_map(drawn, drawn.heads[0], sequence, console, vmax)
+    result("", notation(comparison_verdict(found, how.tolerance), plain))
 
 
 # ── the two files ────────────────────────────────────────────────────────────────────────────
 
 
-@dataclass(frozen=True)
-class _Side:
-    """One of the two files, whose numbers are not read yet."""
+Opened = Attention | BareArray
+"""One of the two files, whose numbers are not read yet."""
 
-    found: Attention | BareArray
-    shape: tuple[int, ...]
-    layer_numbers: Sequence[int]
 
-    @classmethod
-    def of(cls, found: Attention | BareArray) -> _Side:
-        if isinstance(found, Attention):
-            return cls(found, found.attention.shape, found.layer_numbers)
+def _open(path: Path, array: ArrayFlags) -> Opened:
+    found = open_attention(path, axes=array.axes, attention=array.attention)
+    if isinstance(found, BareArray):
         found.require_as_many_heads()
-        return cls(found, found.shape, range(found.shape[0]))
+    return found
 
 
-def _check_sizes(a: _Side, b: _Side, match: bool) -> None:
+def _check_sizes(a: Opened, b: Opened, match: bool) -> None:
     """Raise `InputError` where the two differ in size, and say how bare arrays were read."""
     try:
         check_sizes(a.shape, b.shape, match)
     except InputError as error:
-        arrays = [side.found for side in (a, b) if isinstance(side.found, BareArray)]
-        raise InputError("; ".join([str(error), *(each.notices[0] for each in arrays)])) from None
+        arrays = [side for side in (a, b) if isinstance(side, BareArray)]
+        raise InputError("; ".join([str(error), *(each.notes[0] for each in arrays)])) from None
 
 
 def _read(
-    sides: tuple[_Side, _Side], array: ArrayFlags, places: Places, match: bool
+    sides: tuple[Opened, Opened], array: ArrayFlags, places: Places, match: bool
 ) -> tuple[tuple[Attention, Attention], list[str]]:
     """The wanted layers of both. A bare array without --tokens has those of the saved run beside
     it."""
     layers, sequences, heads = places
     runs = [
-        only_layers(side.found, layers) if len(layers) < side.found.n_layers else side.found
+        only_layers(side, layers) if len(layers) < side.n_layers else side
         for side in sides
-        if isinstance(side.found, Attention)
+        if isinstance(side, Attention)
     ]
     if len(runs) == 2:
         if array.given:
@@ -170,20 +147,14 @@ def _read(
     notes: list[str] = []
     both: list[Attention] = []
     for name, side in zip("AB", sides, strict=True):
-        if isinstance(side.found, Attention):
+        if isinstance(side, Attention):
             both.append(runs[0])
             continue
         wanted = layers, sequences, range(side.shape[2]) if match else heads
-        batches = side.found.batches(
-            array.tokens,
-            array.key_tokens,
-            array.lengths_of("lengths"),
-            array.lengths_of("key_lengths"),
-            array.pad_side,
-        )
-        read = side.found.read(*batches, softmax=array.softmax, wanted=wanted)
+        batches = array.batches(side)
+        read = side.read(*batches, softmax=array.softmax, wanted=wanted)
         both.append(with_tokens_of(read, runs[0], name) if runs and not names_tokens else read)
-        notes += side.found.notices
+        notes += side.notes
     return (both[0], both[1]), notes
 
 
@@ -196,23 +167,25 @@ class ComparisonOutputs(PlannedFiles[Comparison]):
     document: object = None
     """The comparison as JSON."""
 
+    n_three_panels = 0
+    """Heads that have a picture of their own, in a folder."""
+
     def __init__(
         self,
         staging: Staging,
         look: LookFlags,
         sequences: Sequence[int],
-        several: bool,
-        several_layers: bool,
-        n_three_panels: int,
-        names: tuple[str, str],
+        several: tuple[bool, bool],
+        paths: tuple[Path, Path],
         work: Work,
     ) -> None:
-        """`several` says whether there are more sequences than one, drawn or not."""
-        super().__init__(staging, sequences, several)
+        """`several` says whether there are more layers than one, and more sequences, drawn or
+        not."""
+        super().__init__(staging, sequences, several[1])
         self._look: FigureOptions = look.look()
-        self._names, self._advance = names, work.advance
+        self._names, self._advance = (paths[0].name, paths[1].name), work.advance
         self._shown: Callable[[Attention], Attention] = shown_by(look)
-        self._several_layers, self._n_three_panels = several_layers, n_three_panels
+        self._several_layers = several[0]
 
     def plan(self, path: Path, kind: str) -> None:
         """Claim the files of one -o."""
@@ -225,8 +198,8 @@ class ComparisonOutputs(PlannedFiles[Comparison]):
             self._writers.append(partial(self._save, self._claim(path)))
 
     def _plan_folder(self, folder: Path) -> None:
-        digits = len(str(self._n_three_panels))
-        ranks = range(1, self._n_three_panels + 1)
+        digits = len(str(self.n_three_panels))
+        ranks = range(1, self.n_three_panels + 1)
         pictures = ["differences.png", *(f"top{rank:0{digits}d}.png" for rank in ranks)]
         names = ["distances.png"] if self._several_layers else []
         names += [f"seq{sequence}-{name}" for sequence in self._sequences for name in pictures]

@@ -22,6 +22,7 @@ from attnviz.render.figure_options import FigureOptions
 
 if TYPE_CHECKING:
     from attnviz.result import Attention
+    from attnviz.sources.bare_arrays import BareArray
 
 INPUT, LAYER, MODEL, MASK, OUTPUT, LOOK = "Input", "Layer", "Model", "Mask", "Output", "Look"
 FIGURE = "Figure"
@@ -560,6 +561,11 @@ class ArrayFlags:
             for field in dataclasses.fields(self)
             if getattr(self, field.name) != field.default
         ]
+
+    def batches(self, found: BareArray) -> tuple[batch.Batch, batch.Batch]:
+        """The queries and the keys of an array, as the flags tell."""
+        lengths = self.lengths_of("lengths"), self.lengths_of("key_lengths")
+        return found.batches(self.tokens, self.key_tokens, *lengths, self.pad_side)
 
     def lengths_of(self, which: str) -> list[int] | None:
         """`lengths` or `key_lengths` as numbers."""

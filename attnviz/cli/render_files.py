@@ -39,9 +39,8 @@ from attnviz.machine import require_memory
 from attnviz.masks import build, notes_on, rules_from
 from attnviz.render.console import ascii_only, make_console
 from attnviz.render.visible import notation
-from attnviz.result import Attention, batches_of, only_layers, part_of
-from attnviz.sources.from_arrays import (
-    UNKNOWN,
+from attnviz.result import UNKNOWN_MASKS, Attention, batches_of, only_layers, part_of
+from attnviz.sources.bare_arrays import (
     BareArray,
     Places,
     open_attention,
@@ -75,7 +74,7 @@ def render_file(
         chosen = _chosen(opened, output, part)
         with Staging(output.force) as staging:
             sequences = [0] if part.given else chosen.sequences
-            several = opened.names_layers, opened.shape[1] > 1 and not part.given
+            several = opened.found.names_layers, opened.found.shape[1] > 1 and not part.given
             outputs = Outputs(staging, look, sequences, chosen.pairs, several, work)
             for path, kind in files:
                 outputs.plan(path, kind)
@@ -122,9 +121,6 @@ class _Opened:
     found: Attention | BareArray
     queries: Batch
     keys: Batch
-    shape: tuple[int, ...]
-    layer_numbers: Sequence[int]
-    names_layers: bool
     n_heads: Sequence[int]
     """The heads of each layer."""
     notes: Sequence[str] = ()
@@ -136,27 +132,16 @@ def _open(file: Path, array: ArrayFlags, masking: MaskFlags, tokens: TokenFlags)
         if found.is_pooled:
             _refuse_for_pooled(file, array, masking, tokens)
         refuse_for_saved_run(file, array.given)
-        shape, names = found.attention.shape, found.names_layers
-        n_heads = [found.n_heads] * found.n_layers
-        return _Opened(found, *batches_of(found), shape, found.layer_numbers, names, n_heads)
-    queries, keys = found.batches(
-        array.tokens,
-        array.key_tokens,
-        array.lengths_of("lengths"),
-        array.lengths_of("key_lengths"),
-        array.pad_side,
-    )
-    queries = after_cache(queries, keys)  # masks count from there
+        return _Opened(found, *batches_of(found), [found.n_heads] * found.n_layers)
+    queries, keys = array.batches(found)
     n_layers, _, most_heads, *_ = found.shape
     require_memory(
         300 * n_layers * most_heads,
         f"naming {n_layers} layers × {most_heads} heads",
         "--axes says which axes these are",
     )
-    numbers = range(n_layers)
-    return _Opened(
-        found, queries, keys, found.shape, numbers, n_layers > 1, found.n_heads, found.notices
-    )
+    queries = after_cache(queries, keys)  # masks count from there
+    return _Opened(found, queries, keys, found.n_heads, found.notes)
 
 
 def _refuse_for_pooled(
@@ -183,19 +168,19 @@ class _Chosen:
     def places(self, opened: _Opened, *, everything: bool) -> Places:
         """Indices of layers, sequences and heads; the latter two are all of them where a run is
         saved, which holds `everything`."""
-        layers = [opened.layer_numbers.index(layer) for layer in self.layers]
+        layers = [opened.found.layer_numbers.index(layer) for layer in self.layers]
         if everything:
-            return layers, range(opened.shape[1]), range(opened.shape[2])
+            return layers, range(opened.found.shape[1]), range(opened.found.shape[2])
         return layers, self.sequences, self.heads
 
 
 def _chosen(opened: _Opened, output: OutputFlags, part: WindowFlags) -> _Chosen:
-    layers = choose_layers(output.layers, opened.layer_numbers)
-    heads = choose("--heads", output.heads, opened.shape[2], "heads")
-    sequences = output.chosen_sequences(opened.shape[1])
+    layers = choose_layers(output.layers, opened.found.layer_numbers)
+    heads = choose("--heads", output.heads, opened.found.shape[2], "heads")
+    sequences = output.chosen_sequences(opened.found.shape[1])
     if part.given:
         require_one_sequence(sequences)
-    n_heads = dict(zip(opened.layer_numbers, opened.n_heads, strict=True))
+    n_heads = dict(zip(opened.found.layer_numbers, opened.n_heads, strict=True))
     pairs = [(layer, head) for layer in layers for head in heads if head < n_heads[layer]]
     if not pairs:
         raise ConfigError(
@@ -214,7 +199,7 @@ def _read(
     found, places = opened.found, wanted[0]
     if not isinstance(found, Attention):
         allowed, names, warnings = _mask(opened, masking)
-        mask: dict[str, Any] = {"allowed": allowed, "masks": names or UNKNOWN}
+        mask: dict[str, Any] = {"allowed": allowed, "masks": names or UNKNOWN_MASKS}
         read = found.read(opened.queries, opened.keys, softmax=softmax, wanted=wanted, **mask)
         return read, warnings
     # whether its padding is masked, a saved run says itself
@@ -222,7 +207,7 @@ def _read(
     allowed, names, warnings = _mask(opened, masking)
     result = only_layers(found, places) if len(places) < found.n_layers else found
     if allowed is not None:
-        known = [name for name in result.masks if name not in UNKNOWN]
+        known = [name for name in result.masks if name not in UNKNOWN_MASKS]
         names = list(dict.fromkeys((*known, *names)))
         result = replace(result, allowed=result.allowed & allowed, masks=tuple(names))
     return result, warnings
@@ -232,7 +217,7 @@ def _mask(opened: _Opened, masking: MaskFlags) -> tuple[Mask, list[str], list[st
     """The mask that the flags tell, None for none; the names of its rules, and warnings."""
     if not masking.is_set and (masking.padding_mask is False or opened.keys.valid.all()):
         return None, [], []
-    _, batch, n_heads, n_queries, n_keys = opened.shape
+    _, batch, n_heads, n_queries, n_keys = opened.found.shape
     settings = masking.settings()
     rules = rules_from(settings, opened.queries, opened.keys, n_heads)
     warnings = notes_on(settings, opened.queries, opened.keys)
@@ -295,7 +280,7 @@ def _facts(
     queries, keys = opened.queries, opened.keys
     if result.query_tokens != queries.padded_tokens or result.key_tokens != keys.padded_tokens:
         queries, keys = batches_of(result)  # of a part, of words, or without special tokens
-    if result.masks == UNKNOWN:
+    if result.masks == UNKNOWN_MASKS:
         told = "--causal, --lengths, --mask and the like tell what is forbidden"
         facts.append(("masks", f"unknown: a weight of 0 is drawn as 0; {told}"))
     else:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from rich.text import Text
 
-from attnviz.comparison import Comparison, HeadDifference, Place
+from attnviz.comparison import ComparedCell, Comparison, HeadDifference
 from attnviz.errors import printable
 from attnviz.render.console import flow, write
 from attnviz.render.tables import Paper, grid, name_of_head, widest
@@ -116,7 +116,7 @@ def _row(
     ]
 
 
-def _decimals(place: Place) -> int:
+def _decimals(place: ComparedCell) -> int:
     """As many as show the first two digits of the difference."""
     return min(max(2 - floor(log10(abs(place.difference))), 3), 16)
 
@@ -127,7 +127,7 @@ def head_name(comparison: Comparison, head: HeadDifference) -> str:
     return f"{name} ~ {head.other}" if head.other != head.head else name
 
 
-def place_name(comparison: Comparison, place: Place, ascii_only: bool = False) -> str:
+def place_name(comparison: Comparison, place: ComparedCell, ascii_only: bool = False) -> str:
     """`3 cat → 0 The`, with the sequence before it where there are several."""
     sides = ((place.query, place.query_token), (place.key, place.key_token))
     named = [
@@ -213,7 +213,7 @@ def _side(name: str, result: Attention) -> dict[str, Any]:
     }
 
 
-def _place(place: Place | None, layer_numbers: tuple[int, ...]) -> dict[str, Any] | None:
+def _place(place: ComparedCell | None, layer_numbers: tuple[int, ...]) -> dict[str, Any] | None:
     if place is None:
         return None
     return {

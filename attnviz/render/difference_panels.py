@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from attnviz.comparison import UNKNOWN, Comparison, HeadDifference
+from attnviz.comparison import Comparison, HeadDifference
 from attnviz.machine import require_memory
 from attnviz.measures import measure
 from attnviz.render.figure_options import FigureOptions
@@ -40,7 +40,7 @@ from attnviz.render.panel import (
 )
 from attnviz.render.scales import LinearScale, Scale, SignedScale
 from attnviz.render.visible import signed
-from attnviz.result import Attention
+from attnviz.result import UNKNOWN_MASKS, Attention
 from attnviz.wording import plural
 
 CELL_BYTES = 6
@@ -82,9 +82,9 @@ class DifferenceCells:
         """The differences, 0 where a cell holds none, and the kinds. KeyError for no such head."""
         in_a, allowed_a = _cells(self._a, *pair)
         in_b, allowed_b = _cells(self._b, pair[0], self._others[pair])
-        if self._a.masks == UNKNOWN:
+        if self._a.masks == UNKNOWN_MASKS:
             allowed_a = allowed_b | (in_a != 0)
-        if self._b.masks == UNKNOWN:
+        if self._b.masks == UNKNOWN_MASKS:
             allowed_b = allowed_a | (in_b != 0)
         with np.errstate(invalid="ignore", over="ignore"):
             difference = (in_b.astype(np.float64) - in_a).astype(np.float32)

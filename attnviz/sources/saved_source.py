@@ -13,7 +13,7 @@ from attnviz.errors import InputError, printable
 from attnviz.layer_attention import LayerAttention
 from attnviz.pipeline import Collector, Line, Pass, Progress, Tokenized
 from attnviz.result import Attention
-from attnviz.sources.from_arrays import read_attention
+from attnviz.sources.bare_arrays import read_attention
 from attnviz.sources.own_layers import TokenizedBatch
 from attnviz.tokens import Batch, Texts, make_batch
 from attnviz.weight_warnings import weight_warnings

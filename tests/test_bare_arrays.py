@@ -24,7 +24,7 @@ from safetensors.torch import save_file as save_torch
 from attnviz.errors import InputError
 from attnviz.result import Attention
 from attnviz.saved_runs import load, metadata_of, save
-from attnviz.sources.from_arrays import BareArray, open_attention, read_attention, softmax_of
+from attnviz.sources.bare_arrays import BareArray, open_attention, read_attention, softmax_of
 
 SIZES = {"L": 2, "B": 3, "H": 5, "Q": 7, "K": 11}
 

@@ -16,7 +16,7 @@ Given = Path | Sequence[Sequence[str]]
 
 
 @dataclass(frozen=True)
-class Side:
+class AxisTokens:
     """What is known of the queries, or of the keys: their number, tokens and real lengths."""
 
     what: str
@@ -26,7 +26,7 @@ class Side:
 
 
 def token_batches(
-    batch: int, queries: Side, keys: Side, pad_side: str | None = None
+    batch: int, queries: AxisTokens, keys: AxisTokens, pad_side: str | None = None
 ) -> tuple[Batch, Batch]:
     """Batches of `batch` sequences, of the queries and of the keys; one and the same where nothing
     tells them apart.
@@ -55,7 +55,7 @@ def token_batches(
     return made[0], made[-1]
 
 
-def _rows(side: Side, batch: int, n_keys: int) -> list[Tokens] | None:
+def _rows(side: AxisTokens, batch: int, n_keys: int) -> list[Tokens] | None:
     """A token list for each sequence, as given."""
     if side.tokens is None:
         return None
@@ -87,7 +87,7 @@ def _padded_ends(row: Tokens) -> set[str]:
     return {end for end, token in ends.items() if token in PAD_SPELLINGS}
 
 
-def _real(side: Side, rows: list[Tokens] | None, batch: int, end: str) -> list[Tokens]:
+def _real(side: AxisTokens, rows: list[Tokens] | None, batch: int, end: str) -> list[Tokens]:
     """Each sequence's tokens without padding, which stands at `end`."""
     lengths = None if side.lengths is None else _checked(side, batch)
     if rows is None:
@@ -104,7 +104,7 @@ def _real(side: Side, rows: list[Tokens] | None, batch: int, end: str) -> list[T
     return real
 
 
-def _checked(side: Side, batch: int) -> Sequence[int]:
+def _checked(side: AxisTokens, batch: int) -> Sequence[int]:
     assert side.lengths is not None
     if len(side.lengths) != batch:
         raise InputError(

@@ -18,10 +18,10 @@ import numpy.typing as npt
 from attnviz.errors import InputError, printable, why_unreadable
 from attnviz.machine import require_memory
 from attnviz.npy import BFLOAT16
-from attnviz.result import FLOATS, Attention, from_batches, only_layers
+from attnviz.result import FLOATS, UNKNOWN_MASKS, Attention, from_batches, only_layers
 from attnviz.saved_runs import load
 from attnviz.sources.array_files import READERS, Array, Arrays, is_saved_run, read_arrays
-from attnviz.sources.token_rows import Given, Side, token_batches
+from attnviz.sources.array_tokens import AxisTokens, Given, token_batches
 from attnviz.tokens import Batch
 from attnviz.wording import plural
 
@@ -36,9 +36,6 @@ ALTERNATIVES = {
     3: 'for layers or sequences, --axes "L Q K" or "B Q K"',
     4: 'for layers × heads, --axes "L H Q K"',
 }
-
-UNKNOWN = ("unknown",)
-"""The masks of a bare array."""
 
 Places = tuple[Sequence[int], Sequence[int], Sequence[int]]
 """Layers, sequences and heads by number: their product is what is wanted of an array."""
@@ -80,7 +77,7 @@ def read_attention(
         refuse_for_saved_run(path, [name for name, value in given.items() if value is not None])
         return found, []
     batches = found.batches(tokens, key_tokens, lengths, key_lengths, pad_side)
-    return found.read(*batches, softmax=softmax), found.notices
+    return found.read(*batches, softmax=softmax), found.notes
 
 
 def refuse_for_saved_run(path: Path | str, given: Sequence[str]) -> None:
@@ -262,6 +259,14 @@ class BareArray:
         """The heads of each layer."""
         return [layer.shape[1] for layer in self.layers]
 
+    @property
+    def layer_numbers(self) -> range:
+        return range(len(self.layers))
+
+    @property
+    def names_layers(self) -> bool:
+        return len(self.layers) > 1
+
     def require_as_many_heads(self) -> None:
         """Raise `InputError` where layers have different numbers of heads."""
         odd = next((i for i, n in enumerate(self.n_heads) if n != self.n_heads[0]), None)
@@ -279,7 +284,7 @@ class BareArray:
         return min(np.result_type(*floats), np.dtype(np.float64))
 
     @property
-    def notices(self) -> list[str]:
+    def notes(self) -> list[str]:
         """How the file was read, in words."""
         found = f"{printable(self.path)}: "
         if self.name:
@@ -302,9 +307,9 @@ class BareArray:
     ) -> tuple[Batch, Batch]:
         """Queries and keys as batches; see `token_batches`."""
         _, batch, _, n_queries, n_keys = self.shape
-        queries = Side("queries", n_queries, tokens, lengths)
+        queries = AxisTokens("queries", n_queries, tokens, lengths)
         return token_batches(
-            batch, queries, Side("keys", n_keys, key_tokens, key_lengths), pad_side
+            batch, queries, AxisTokens("keys", n_keys, key_tokens, key_lengths), pad_side
         )
 
     def read(
@@ -314,7 +319,7 @@ class BareArray:
         *,
         softmax: bool = False,
         allowed: npt.NDArray[np.bool_] | None = None,
-        masks: Sequence[str] = UNKNOWN,
+        masks: Sequence[str] = UNKNOWN_MASKS,
         wanted: Places | None = None,
     ) -> Attention:
         """The attention. Numbers that need no change stay where they are, on disk.
