@@ -198,14 +198,7 @@ def explain(
         raise InputError(
             f"the run did not keep {', '.join(missing)}; {', '.join(NEEDED)} are needed"
         )
-    mask = result.allowed[layer, sequence]
-    allowed = mask[head if len(mask) > 1 else 0, query]
-    named = tuple((name, _verdict(name, rule, result, at, query)) for name, rule in verdicts)
-    if named and not np.array_equal(np.all([row for _, row in named], axis=0), allowed):
-        raise InputError(
-            f"the masks {', '.join(printable(name) for name, _ in named)} do not combine to the "
-            f"mask of the run for query {query}"
-        )
+    allowed, named = _masks(result, at, query, verdicts)
     is_foreign = bool(steps) and all(step.name != "products" for step in steps)
     return Explanation(
         **_identity(result, at, query),
@@ -238,6 +231,22 @@ def _require_in_range(result: Attention, at: At, query: int) -> None:
             raise InputError(
                 f"{name} {value} is not in this run, which has {plural(size, name)}, {numbers}"
             )
+
+
+def _masks(
+    result: Attention, at: At, query: int, verdicts: Sequence[tuple[str, Bools]]
+) -> tuple[Bools, tuple[tuple[str, Bools], ...]]:
+    """What the query may see, in all and by each mask: they have to agree."""
+    layer, sequence, head = at
+    mask = result.allowed[layer, sequence]
+    allowed = mask[head if len(mask) > 1 else 0, query]
+    named = tuple((name, _verdict(name, rule, result, at, query)) for name, rule in verdicts)
+    if named and not np.array_equal(np.all([row for _, row in named], axis=0), allowed):
+        raise InputError(
+            f"the masks {', '.join(printable(name) for name, _ in named)} do not combine to the "
+            f"mask of the run for query {query}"
+        )
+    return allowed, named
 
 
 def _identity(result: Attention, at: At, query: int) -> dict[str, Any]:

@@ -7,7 +7,7 @@ cut, nothing becomes an ellipsis.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
@@ -659,7 +659,6 @@ def trace_as_json(
     """
     from attnviz import __version__
 
-    totals = totals_of(steps)
     sizes = sizes_of(steps) if sizes is None else sizes
     return {
         "format": FORMAT,
@@ -668,41 +667,38 @@ def trace_as_json(
         **({} if config is None else {"config": dict(config)}),
         "sizes": dict(sizes),
         "steps": [
-            {
-                "number": i,
-                "name": step.name,
-                "stage": step.stage,
-                "words": step.words,
-                "axes": list(step.axes),
-                "shape": list(step.shape),
-                "dtype": step.dtype,
-                "parameters": [
-                    {"name": name, "axes": list(axes), "shape": list(shape)}
-                    for name, axes, shape in step.parameters
-                ],
-                "n_parameters": own_parameters(step),
-                "matmul_flops": step.matmul_flops,
-                "elementwise_flops": step.elementwise_flops,
-                "bytes": step.nbytes,
-                "view": step.is_view,
-                "contiguous": step.is_contiguous,
-                "reads": [j + 1 for j in read],
-                "source": step.source,
-            }
+            _step_as_json(i, step, read)
             for i, (step, read) in enumerate(zip(steps, reads(steps), strict=True), 1)
         ],
-        "totals": {
-            "parameters": totals.parameters,
-            "matmul_flops": totals.matmul_flops,
-            "elementwise_flops": totals.elementwise_flops,
-            "activation_bytes": totals.activation_bytes,
-            "peak_bytes": totals.peak_bytes,
-            "peak_step": totals.peak_step,
-        },
+        "totals": asdict(totals_of(steps)),
         "quadratic": {
             "steps": [number for number, _ in quadratic(steps)],
             "at": [_at_length(steps, sizes, n) for n in LENGTHS.values()],
         },
+    }
+
+
+def _step_as_json(number: int, step: Step, read: Sequence[int]) -> dict[str, Any]:
+    return {
+        "number": number,
+        "name": step.name,
+        "stage": step.stage,
+        "words": step.words,
+        "axes": list(step.axes),
+        "shape": list(step.shape),
+        "dtype": step.dtype,
+        "parameters": [
+            {"name": name, "axes": list(axes), "shape": list(shape)}
+            for name, axes, shape in step.parameters
+        ],
+        "n_parameters": own_parameters(step),
+        "matmul_flops": step.matmul_flops,
+        "elementwise_flops": step.elementwise_flops,
+        "bytes": step.nbytes,
+        "view": step.is_view,
+        "contiguous": step.is_contiguous,
+        "reads": [i + 1 for i in read],
+        "source": step.source,
     }
 
 

@@ -167,16 +167,20 @@ class ArchitectureLayer(nn.Module):
             context = self._attend(q, k, v, allowed, tap)
         else:
             context, _ = scaled_dot_product_attention(q, k, v, allowed, tap)
+        return self._finish(context, source, tap)
+
+    def _finish(self, context: Tensor, source: Tensor, tap: Tap) -> Tensor:
+        """Heads merged and projected, the residual, the norms after it."""
         merged = context.transpose(1, 2).flatten(-2)
         tap("merged", "B Tq H·d_v", merged)
         output: Tensor = self.w_o(merged)
         tap("projected", "B Tq d_model", output, module=self.w_o, sums_over="H·d_v")
-        if architecture.norm_at == "both":
+        if self.architecture.norm_at == "both":
             output = self.norm_after(output)
             tap("projected_normed", "B Tq d_model", output, module=self.norm_after, flops_each=5)
         output = output + source
         tap("residual", "B Tq d_model", output, flops_each=1)
-        if architecture.norm_at == "after":
+        if self.architecture.norm_at == "after":
             output = self.norm(output)
             tap("output", "B Tq d_model", output, module=self.norm, flops_each=8)
         return output

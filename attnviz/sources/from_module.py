@@ -889,24 +889,9 @@ def _in_words(
     own = names[trouble.operand] if trouble.operand < len(names) else names[0]
     if trouble.kind == "regroup":
         return _regroup_in_words(operation, names[0], operands[0], result, sizes)
+    if trouble.kind.startswith("softmax"):
+        return _softmax_in_words(trouble, own)
     axis = own[trouble.axis] if trouble.axis < len(own) else "?"
-    if trouble.kind == "softmax":
-        text = f"the softmax runs over the batch (axis {trouble.axis} of [{' '.join(own)}])"
-        if {"Tq", "Tk"} <= set(own):
-            return f"{text}: samples compete with each other", KEYS_ADVICE
-        return (
-            f"{text}: samples attend to each other",
-            "give a time-first layer its input as [T B d_model] (batch_first=True for torch's "
-            'own), or name the axes if yours are in that order: --input "T=6,B=2,512"',
-        )
-    if trouble.kind == "softmax heads":
-        text = f"the softmax runs over {axis} (axis {trouble.axis} of [{' '.join(own)}]), not keys"
-        if {"Tq", "Tk"} <= set(own):
-            return f"{text}: heads compete with each other", KEYS_ADVICE
-        return (
-            f"{text}: heads attend to each other, within one position",
-            "swap T and H before the product: [B T H d_k].transpose(1, 2)",
-        )
     if trouble.kind == "normalised":
         over = f"queries, {axis}" if axis == "Tq" else axis
         return (
@@ -933,6 +918,27 @@ def _in_words(
         "add the missing axis: mask[:, None] makes [B 1 Tq Tk] of [B Tq Tk], "
         "mask[:, None, None, :] makes [B 1 1 Tk] of [B Tk]"
         + ("; if its rows are queries, name its axes: T=6,T=6" if len(own) == 2 else ""),
+    )
+
+
+def _softmax_in_words(trouble: Trouble, own: tuple[str, ...]) -> tuple[str, str]:
+    """A softmax along samples, or along heads."""
+    axis = own[trouble.axis] if trouble.axis < len(own) else "?"
+    if trouble.kind == "softmax":
+        text = f"the softmax runs over the batch (axis {trouble.axis} of [{' '.join(own)}])"
+        if {"Tq", "Tk"} <= set(own):
+            return f"{text}: samples compete with each other", KEYS_ADVICE
+        return (
+            f"{text}: samples attend to each other",
+            "give a time-first layer its input as [T B d_model] (batch_first=True for torch's "
+            'own), or name the axes if yours are in that order: --input "T=6,B=2,512"',
+        )
+    text = f"the softmax runs over {axis} (axis {trouble.axis} of [{' '.join(own)}]), not keys"
+    if {"Tq", "Tk"} <= set(own):
+        return f"{text}: heads compete with each other", KEYS_ADVICE
+    return (
+        f"{text}: heads attend to each other, within one position",
+        "swap T and H before the product: [B T H d_k].transpose(1, 2)",
     )
 
 
