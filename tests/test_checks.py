@@ -227,7 +227,9 @@ def test_computing_again_names_the_mistake(name: str) -> None:
 def test_a_causal_mask_that_was_not_told_is_named() -> None:
     weights = INPUTS.scores.masked_fill(~INPUTS.causal, -torch.inf).softmax(-1)
     finding = only(check(weights, expect=(INPUTS.q, INPUTS.k)), "expected")
-    assert finding.cause == "a causal mask was in force that was not told here; --causal checks it"
+    assert (
+        finding.cause == "a causal mask was in force that is not expected here; --causal checks it"
+    )
 
 
 def test_both_masks_ignored_are_named_together() -> None:
@@ -1281,8 +1283,10 @@ def test_another_sequence_s_padding_mask_under_a_causal_one_is_seen(
     report = check(softmax_under(used, 3, 2, 13, 13), causal=True, lengths=lengths)
     assert report.passed
     found = {finding.what for finding in report if finding.name == "stricter"}
-    about = "the padding mask of another sequence, or lengths that were not told"
+    about = "the padding mask of another sequence, or lengths that are not given"
     words = {f"no query of sequence 0 looks at keys 4-12: {about}"}
+    [first, *_] = [finding for finding in report if finding.name == "stricter"]
+    assert first.worst.sequence == 0
     if lengths is None:  # then the last queries of sequence 2 are queries as well
         words.add(f"no query of sequence 2 looks at keys 9-12: {about}")
     assert found == words
@@ -1306,6 +1310,7 @@ def test_masks_in_another_order_are_not_called_ignored(heads: int, lengths: list
     report = check(softmax_under(used, batch, heads, width, width), lengths=lengths)
     cause = only(report, "leak:padding").cause
     told = ", ".join(f"{b} has that of {other}" for b, other in enumerate(order))
+    assert [finding.name for finding in report] == ["leak:padding"]
     assert cause == (
         "the padding mask of another sequence was used: the masks are in another order than the "
         f"sequences (sequence {told})"

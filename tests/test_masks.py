@@ -640,3 +640,11 @@ def test_one_row_is_a_mask_of_every_command(here: Path) -> None:
     assert "every 3" in Path("page.html").read_text(encoding="utf-8")
     assert "none where every 3 forbids it" in right[1]
     assert "the every 3 mask is as if it counted from 1" in late[1]
+
+
+def test_the_table_loads_no_array_library() -> None:
+    script = "import sys, attnviz.masks; print({'numpy', 'torch'} & {*sys.modules})"
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=True
+    )
+    assert done.stdout == "set()\n"

@@ -218,7 +218,7 @@ def _of_masks(inputs: LayerInputs) -> Iterator[Mistake]:
     if not any(mask.kind in ("causal", "run", "mask") for mask in inputs.expected):
         causal = np.tri(queries, keys, dtype=bool)[None, None]
         yield _with_masks(
-            "a causal mask was in force that was not told here; --causal checks it",
+            "a causal mask was in force that is not expected here; --causal checks it",
             inputs,
             (*inputs.masks, causal),
         )

@@ -166,7 +166,7 @@ class FindingsOfScan:
                 "uniform",
                 "rows that are exactly uniform over all keys, where others are not",
                 "that is what a mask of -1e9 makes of a row that may see nothing, padding for "
-                "instance. Tell the masks (--causal, --lengths, --mask), and they are checked",
+                "instance. Give the masks (--causal, --lengths, --mask), and attnviz checks them",
                 fails=False,
                 measure="weight",
                 chosen=some,
@@ -191,8 +191,8 @@ class FindingsOfScan:
                 "rows of zeros: they see nothing",
                 "no key is allowed there, and zeros are right for that; is the mask meant so?"
                 if checked.expected
-                else "right where a mask forbids everything; tell the masks (--causal, --lengths, "
-                "--mask), and they are checked",
+                else "right where a mask forbids everything; give the masks (--causal, --lengths, "
+                "--mask), and attnviz checks them",
                 fails=False,
                 measure="sum",
                 layers=None if checked.expected else np.flatnonzero(~empty).tolist(),
@@ -229,7 +229,7 @@ class FindingsOfScan:
         firsts: dict[float, list[tuple[int, int]]] = {}
         copies: dict[tuple[int, int], tuple[int, int]] = {}
         prints, dead = self.seen.fingerprint, self._dead
-        stricter = {layer for layers in self._stricter.values() for layer in layers}
+        stricter = {layer for places in self._stricter.values() for layer, _ in places}
         for place in np.ndindex(prints.shape):
             layer, head = place
             if dead[place] or not self.seen.choices[place] or self.seen.finite.count[place]:
@@ -259,26 +259,28 @@ class FindingsOfScan:
 
     def stricter(self) -> Iterator[Finding]:
         """A whole pattern that the masks allow and no head uses."""
-        for words, layers in self._stricter.items():
+        for words, places in self._stricter.items():
             chosen = np.zeros(self.seen.choices.shape, dtype=bool)
-            chosen[layers] = True
+            chosen[[layer for layer, _ in places]] = True
             yield note_on_heads(
                 self.checked,
                 "stricter",
                 words,
-                "a mask was in force that was not told here, or the mask is off by one",
+                "a mask was in force that is not expected here, or the mask is off by one",
                 chosen,
+                places[0][1],
             )
 
     @cached_property
-    def _stricter(self) -> dict[str, list[int]]:
-        """The layers of each such pattern."""
-        shapes: dict[str, list[int]] = {}
+    def _stricter(self) -> dict[str, list[tuple[int, int]]]:
+        """The layers and sequences of each such pattern."""
+        patterns: dict[str, list[tuple[int, int]]] = {}
         for (layer, sequence), support in self.seen.support.items():
-            words = unused(self.checked, layer, sequence, support)
+            leaks = any(tally.count[layer].any() for tally in self.seen.leaks)
+            words = unused(self.checked, layer, sequence, support, leaks)
             if words:
-                shapes.setdefault(words, []).append(layer)
-        return shapes
+                patterns.setdefault(words, []).append((layer, sequence))
+        return patterns
 
     @property
     def _dead(self) -> Cells:

@@ -39,12 +39,21 @@ def finding_from(
 
 
 def note_on_heads(
-    checked: CheckedWeights, name: str, what: str, cause: str, chosen: Cells
+    checked: CheckedWeights,
+    name: str,
+    what: str,
+    cause: str,
+    chosen: Cells,
+    sequence: int | None = None,
 ) -> Finding:
-    """A note on whole heads, `[L H]`; the largest weight of a row stands for each."""
+    """A note on whole heads, `[L H]`; the largest weight of a row stands for each.
+
+    The row is the last one of `sequence`, or of the first sequence that has real tokens.
+    """
+    if sequence is None:
+        sequence = int(np.argmax(checked.query_valid.any(1)))
     found = []
     for layer, head in np.argwhere(chosen).tolist():
-        sequence = int(np.argmax(checked.query_valid.any(1)))
         query = int(np.flatnonzero(checked.query_valid[sequence])[-1])
         row = checked.layers[layer][sequence, head, query]
         key = int(np.argmax(row))

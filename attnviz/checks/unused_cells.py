@@ -17,10 +17,13 @@ FEWEST_LOOKS = 3
 """Rows that may look at a key before it is worth a word that none does."""
 
 
-def unused(checked: CheckedWeights, layer: int, sequence: int, support: Cells) -> str:
+def unused(
+    checked: CheckedWeights, layer: int, sequence: int, support: Cells, leaks: bool = False
+) -> str:
     """A whole pattern that the masks allow and no head of a layer ever looks at, in words.
 
     `support` is bool `[Tq Tk]`, True where some head has weight; "" where nothing stands out.
+    `leaks` says that cells which a mask forbids have weight too: then its cause says enough.
     """
     queries, keys = support.shape
     if keys < FEWEST_TOKENS or not support.any():
@@ -37,7 +40,7 @@ def unused(checked: CheckedWeights, layer: int, sequence: int, support: Cells) -
         n = int(left.sum())
         if n < fewest and not (support & real & ~left).any() and support[left].all():
             best, fewest = words, n
-    return best or _unused_keys(sequence, allowed, support)
+    return best or ("" if leaks else _unused_keys(sequence, allowed, support))
 
 
 def _patterns(
@@ -75,5 +78,5 @@ def _unused_keys(sequence: int, allowed: Cells, support: Cells) -> str:
     keys = np.flatnonzero(idle).tolist()
     return (
         f"no query of sequence {sequence} looks at key{'s' * (len(keys) > 1)} {ranges(keys)}: "
-        "the padding mask of another sequence, or lengths that were not told"
+        "the padding mask of another sequence, or lengths that are not given"
     )

@@ -36,7 +36,7 @@ def report_facts(report: Report) -> list[tuple[str, str]]:
     if report.precision != report.dtype:
         kind += f" that holds {report.precision} numbers"
     facts = [("attention", f"{', '.join(counts)}, {sizes['Tq']} × {sizes['Tk']}, {kind}")]
-    none = "none told: --causal, --lengths, --window, --mask and the like say what to obey"
+    none = "none expected: --causal, --lengths, --window, --mask and the like set them"
     facts.append(("masks", ", ".join(map(printable, report.masks)) or none))
     if words := [what_holds(name, report) for name in passed(report)]:
         facts.append(("holds", "; ".join(words)))
