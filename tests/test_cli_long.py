@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from attnviz.cli import long, progress
+from attnviz.cli import progress, run_work
 from attnviz.cli.main import call
 from attnviz.saved_runs import load
 
@@ -78,7 +78,7 @@ def test_it_pools_by_itself_where_whole_maps_take_too_much(
 def test_half_of_the_free_memory_is_the_usual_limit(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(long, "free_memory", lambda: 2**21)
+    monkeypatch.setattr(run_work, "free_memory", lambda: 2**21)
     _, out = run(capsys, "-o", "text.png")
     assert "more than half of the free memory, 1 MiB" in out
 
@@ -307,8 +307,8 @@ def test_rates_are_short() -> None:
 
 
 def test_many_heads_have_fewer_pixels_and_pages_more() -> None:
-    assert long._usual_pixels(8, pages=False) == 1024
-    assert long._usual_pixels(1, pages=True) == 4096
-    assert long._usual_pixels(8, pages=True) == 1024
-    assert long._usual_pixels(300, pages=False) == 256
-    assert long._usual_pixels(10**6, pages=True) == 128
+    assert run_work.usual_pixels(8, pages=False) == 1024
+    assert run_work.usual_pixels(1, pages=True) == 4096
+    assert run_work.usual_pixels(8, pages=True) == 1024
+    assert run_work.usual_pixels(300, pages=False) == 256
+    assert run_work.usual_pixels(10**6, pages=True) == 128

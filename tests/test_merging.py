@@ -336,7 +336,7 @@ def test_words_that_are_unknown_or_masked_are_not_hidden() -> None:
 def test_a_tokenizer_that_tells_no_places() -> None:
     """Those written in Python alone: words are told by the marks of what was cut."""
     tokenizer = tiny("BertModel", **BERT).tokenizer
-    encoded = encode(tokenizer, ["unbelievable it"])
+    encoded, _ = encode(tokenizer, ["unbelievable it"])
     nowhere = replace(encoded, spans=tuple(((0, 0),) * len(row) for row in encoded.spans))
     [known], [told] = pieces_of(tokenizer, encoded), pieces_of(tokenizer, nowhere)
     assert known == told
