@@ -273,7 +273,8 @@ def test_the_legend_names_what_occurs() -> None:
 def test_several_layers_make_a_matrix() -> None:
     few = panels_of(run(layers=2, heads=3))
     assert grid(few.pairs, 1) == ([(0, 0), (0, 1), (0, 2), (1, 0), (1, 1), (1, 2)], 2, 3)
-    assert grid([(0, 2), (3, 0)], 1) == ([(0, 1), (1, 0)], 2, 2)
+    assert grid([(0, 2), (3, 0)], 1) == ([(0, 0), (0, 1)], 1, 2)  # chosen one by one
+    assert grid([(0, 2), (3, 0), (3, 2)], 1) == ([(0, 1), (1, 0), (1, 1)], 2, 2)
     assert grid([(0, head) for head in range(8)], 1)[1:] == (2, 4)  # one layer wraps
     assert "layer 1 · head 2" in written(overview_of(run(layers=2, heads=3)).texts)
 

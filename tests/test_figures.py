@@ -12,6 +12,7 @@ from PIL import Image
 from test_attention_pictures import overview_of, panels_of, run
 from test_comparison_pictures import made
 
+from attnviz.cli.options import LookFlags, OutputFlags
 from attnviz.comparison import compare
 from attnviz.errors import ConfigError
 from attnviz.render.attention_pictures import draw_heads, draw_overview
@@ -252,8 +253,28 @@ def test_a_width_that_is_too_small_names_one_that_works(tmp_path: Path) -> None:
 def test_each_field_is_a_flag_of_its_name() -> None:
     import dataclasses
 
-    from attnviz.cli.options import LookFlags
-
     flags = {field.name for field in dataclasses.fields(LookFlags)}
     assert {field.name for field in dataclasses.fields(FigureOptions)} == flags - {"decode"}
     assert LookFlags(width="3in", curve="root").look() == FigureOptions(width="3in", curve="root")
+
+
+def test_heads_are_chosen_by_their_names() -> None:
+    flags = OutputFlags(heads="3.2, 0.1,3.2")
+    assert flags.chosen_heads((0, 3), 5) == [(3, 2), (0, 1)]
+    assert flags.named_heads({0: 2, 3: 5}) == [(3, 2), (0, 1)]
+    assert OutputFlags(heads="0,2").named_heads({0: 3}) is None
+
+
+@pytest.mark.parametrize(
+    ("heads", "layers", "message"),
+    [
+        ("0.5", None, "--heads 0.5: in layer 0 there are 5 heads, 0 to 4"),
+        ("1.0", None, "--heads 1.0: the layers are 0, 3"),
+        ("0.1,2", None, "--heads 0.1,2: '2' is no layer.head; 0.2,1.8, say"),
+        ("0.1", "0", "--heads 0.1 names the layers; --layers is not needed"),
+    ],
+)
+def test_names_of_heads_that_are_not_there(heads: str, layers: str | None, message: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        OutputFlags(heads=heads, layers=layers).chosen_heads((0, 3), 5)
+    assert str(caught.value) == message

@@ -6,7 +6,7 @@ import codecs
 import dataclasses
 import inspect
 import re
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar, get_type_hints
@@ -689,7 +689,8 @@ class OutputFlags:
         False
     )
     heads: Annotated[
-        str | None, optional(help="Which heads to draw, from 0: 0,3-5.", panel=OUTPUT)
+        str | None,
+        optional(help="Which heads to draw, from 0: 0,3-5, or layer.head: 0.2,1.8.", panel=OUTPUT),
     ] = None
     layers: Annotated[
         str | None, optional(help="Which layers to draw, from 0: 0,3-5.", panel=OUTPUT)
@@ -713,6 +714,8 @@ class OutputFlags:
 
     def chosen_heads(self, layer_numbers: Collection[int], n_heads: int) -> list[tuple[int, int]]:
         """The (layer, head) pairs to draw, of the layers that have attention."""
+        if (named := self.named_heads(dict.fromkeys(layer_numbers, n_heads))) is not None:
+            return named
         numbers = choose("--heads", self.heads, n_heads, "heads")
         layers = choose("--layers", self.layers, max(layer_numbers) + 1, "layers")
         if self.layers is None:
@@ -720,6 +723,35 @@ class OutputFlags:
         elif missing := [layer for layer in layers if layer not in layer_numbers]:
             raise ConfigError(f"--layers {self.layers}: layer {missing[0]} has no attention")
         return [(layer, head) for layer in layers for head in numbers]
+
+    def named_heads(self, n_heads: Mapping[int, int]) -> list[tuple[int, int]] | None:
+        """`0.2,1.8` → [(0, 2), (1, 8)], as `stats` names heads; None where --heads has numbers.
+
+        `n_heads` has how many heads each layer has, by its number.
+        """
+        if self.heads is None or "." not in self.heads:
+            return None
+        if self.layers is not None:
+            raise ConfigError(
+                f"--heads {printable(self.heads)} names the layers; --layers is not needed"
+            )
+        chosen: dict[tuple[int, int], None] = {}
+        for part in self.heads.split(","):
+            found = re.fullmatch(r"\s*(\d{1,9})\.(\d{1,9})\s*", part, re.ASCII)
+            if found is None:
+                raise ConfigError(
+                    f"--heads {printable(self.heads)}: '{printable(part)}' is no layer.head; "
+                    "0.2,1.8, say"
+                )
+            layer, head = int(found[1]), int(found[2])
+            if layer not in n_heads:
+                known = ", ".join(map(str, n_heads))
+                raise ConfigError(f"--heads {printable(self.heads)}: the layers are {known}")
+            if head >= n_heads[layer]:
+                there = _there_are(n_heads[layer], "heads")
+                raise ConfigError(f"--heads {printable(self.heads)}: in layer {layer} {there}")
+            chosen[layer, head] = None
+        return list(chosen)
 
     def chosen_sequences(self, n: int) -> list[int]:
         """The sequences to draw."""

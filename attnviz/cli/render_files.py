@@ -175,12 +175,15 @@ class _Chosen:
 
 
 def _chosen(opened: _Opened, output: OutputFlags, part: WindowFlags) -> _Chosen:
-    layers = choose_layers(output.layers, opened.found.layer_numbers)
-    heads = choose("--heads", output.heads, opened.found.shape[2], "heads")
     sequences = output.chosen_sequences(opened.found.shape[1])
     if part.given:
         require_one_sequence(sequences)
     n_heads = dict(zip(opened.found.layer_numbers, opened.n_heads, strict=True))
+    if (named := output.named_heads(n_heads)) is not None:
+        layers = [number for number in n_heads if number in {layer for layer, _ in named}]
+        return _Chosen(layers, sorted({head for _, head in named}), sequences, named)
+    layers = choose_layers(output.layers, opened.found.layer_numbers)
+    heads = choose("--heads", output.heads, opened.found.shape[2], "heads")
     pairs = [(layer, head) for layer in layers for head in heads if head < n_heads[layer]]
     if not pairs:
         raise ConfigError(

@@ -167,21 +167,23 @@ def grid(
     """(row, column) of each head, the number of rows, the number of columns.
 
     The heads of one layer, or one head of several layers, are wrapped like words. Several heads of
-    several layers are a matrix, a layer a row. With many more layers than heads it would be a
-    tower: then several layers share a row, each with its heads side by side. `aspect` is the width
-    of a panel by its height; `columns` is how many panels a row has, where it was chosen.
+    several layers are a matrix, a layer a row, unless most of its places would be empty. With many
+    more layers than heads it would be a tower: then several layers share a row, each with its heads
+    side by side. `aspect` is the width of a panel by its height; `columns` is how many panels a row
+    has, where it was chosen.
     """
+    layers = sorted({layer for layer, _ in pairs})
+    numbers = sorted({number for _, number in pairs})
+    is_sparse = len(layers) > 1 and 2 * len(pairs) <= len(layers) * len(numbers)
     if columns is not None:
         wide, n = min(columns, len(pairs)), len(pairs)
         return [(i // wide, i % wide) for i in range(n)], ceil(n / wide), wide
-    layers = sorted({layer for layer, _ in pairs})
-    numbers = sorted({number for _, number in pairs})
-    if len(layers) == 1:
+    if len(layers) == 1 or is_sparse:
         units, width, at = len(pairs), 1, [(i, 0) for i in range(len(pairs))]
     else:
         units, width = len(layers), len(numbers)
         at = [(layers.index(layer), numbers.index(number)) for layer, number in pairs]
-    is_matrix = units <= width**2  # 4 layers of 2 heads, 9 of 3, 16 of 4
+    is_matrix = units <= width**2 and not is_sparse  # 4 layers of 2 heads, 9 of 3, 16 of 4
 
     def cost(abreast: int) -> float:
         rows = ceil(units / abreast)
