@@ -43,7 +43,8 @@ Settings = Mapping[str, Any]
 class Places:
     """What masks know of queries and keys, place by place of the padded batch.
 
-    `q` and `k` are positions, `[B Tq]` and `[B Tk]`; `real` `[B Tk]` is False on padded keys.
+    `q` and `k` are positions, `[B Tq]` and `[B Tk]`; `real` `[B Tk]` is
+    False on padded keys, `real_queries` `[B Tq]` on padded queries.
     `separators` gives `[B Tq]` and `[B Tk]`, True where the token is `[SEP]`. `cached` says that
     earlier tokens are not among the queries: their keys are in a cache.
     """
@@ -51,6 +52,7 @@ class Places:
     q: Ints
     k: Ints
     real: Bools
+    real_queries: Bools
     separators: Callable[[], tuple[Bools, Bools]]
     cached: bool = False
 
@@ -72,7 +74,7 @@ def places_of(queries: Batch, keys: Batch) -> Places:
         return of_q, of_k
 
     cached = queries.before is not None
-    return Places(queries.positions, keys.positions, keys.valid, separators, cached)
+    return Places(queries.positions, keys.positions, keys.valid, queries.valid, separators, cached)
 
 
 # ── the table ────────────────────────────────────────────────────────────────────────────────
@@ -514,6 +516,9 @@ def spans_from_names(
 class Reasons:
     """Which mask forbids each cell of an `Attention`, worked out from the names of its masks.
 
+    What a name says is held against the run: a mask that would forbid cells which the run allows is
+    not the one of the table.
+
     Args:
         names: of the masks; those that do not say which cells they forbid are the reason for the
             cells that no other forbids.
@@ -543,14 +548,21 @@ class Reasons:
         bits, words, opaque = np.zeros(allowed.shape, dtype=np.int64), [], 0
         for i, name in enumerate(self.names):
             found = mask_from_name(name)
-            if found is None:
-                words.append(name)
-                opaque |= 1 << i
-                continue
-            mask, value, layers = found
-            words.append(f"{name}: {mask.reason.format(n=value)}")
-            if layers is None or self.layers[layer] in layers:
-                bits |= np.where(mask.allows(self.at, value, sequence, head, q, k), 0, 1 << i)
+            if found is not None:
+                mask, value, layers = found
+                if layers is not None and self.layers[layer] not in layers:
+                    words.append(name)
+                    continue
+                forbidden = ~np.broadcast_to(
+                    mask.allows(self.at, value, sequence, head, q, k), allowed.shape
+                )
+                # a model's window that looks ahead as well has the name of one that does not
+                if not (forbidden & allowed)[self.at.real_queries[sequence]].any():
+                    bits |= forbidden.astype(np.int64) << i
+                    words.append(f"{name}: {mask.reason.format(n=value)}")
+                    continue
+            words.append(name)
+            opaque |= 1 << i
         everything = (1 << len(self.names)) - 1
         bits[bits == 0] = opaque or everything
         bits[allowed] = 0
@@ -574,7 +586,13 @@ def places_in(result: Attention) -> Places:
         )
         return of_q, of_k
 
-    return Places(result.query_positions, result.key_positions, result.key_valid, separators)
+    return Places(
+        result.query_positions,
+        result.key_positions,
+        result.key_valid,
+        result.query_valid,
+        separators,
+    )
 
 
 def reasons_of(result: Attention) -> Reasons:

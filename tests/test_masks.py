@@ -572,6 +572,12 @@ def test_a_reason_holds_in_the_layers_that_the_name_tells() -> None:
     assert {sentences[code] for code in codes[~allowed[0, 0, 0]]} == {"causal: it comes later"}
     codes, sentences = reasons.of_head(1, 0, 0)
     assert sentences[codes[4, 0]].startswith("window 2 in layer 7: it is not among the 2 tokens")
+    # a window that looks both ways is not the one of the table
+    near = np.abs(np.subtract.outer(np.arange(5), np.arange(5))) < 2
+    codes, sentences = masks.Reasons(("window 2",), at, near[None, None, None], (0,)).of_head(
+        0, 0, 0
+    )
+    assert {sentences[code] for code in codes[~near]} == {"window 2"}
     # masks that do not explain a cell are all named: what a name tells is held against the run
     codes, sentences = masks.Reasons(("padding",), at, allowed, (4, 7)).of_head(0, 0, 0)
     assert sentences[codes[0, 4]] == "padding: it is padding"
