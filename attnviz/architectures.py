@@ -297,7 +297,7 @@ def _heads(fields: _Fields, d_model: int, n_heads: int, head_dim: int | None) ->
         raise InputError(
             f"{fields.shown}: hidden size {d_model} is not divisible by {n_heads} heads "
             f"({d_model} = {n_heads}·{d_model // n_heads} + {d_model % n_heads}) "
-            "and there is no head_dim"
+            "and head_dim is missing"
         )
     return d_model // n_heads
 
@@ -326,7 +326,7 @@ def _sliding(
         listed = [window is not None and slides(i) for i in range(n_layers)]
     if any(listed) and window is None:
         raise InputError(
-            f"{fields.shown}: layer_types names sliding layers, but sliding_window is not given"
+            f"{fields.shown}: layer_types names sliding layers, but sliding_window is missing"
         )
     kinds = (
         LayerKind("sliding", sum(listed), window=window),

@@ -286,7 +286,7 @@ def _changed(variant: Variant | Rotary) -> dict[str, Any]:
 def _checked(kind: type, found: object) -> dict[str, Any]:
     """`found` as arguments of a dataclass: known names, each of the type that its field has."""
     if not isinstance(found, Mapping):
-        raise ConfigError("the layer's configuration is no JSON object")
+        raise ConfigError("the layer's configuration is not a JSON object")
     kinds = {f.name: str(f.type) for f in fields(kind)}
     for name, value in found.items():
         if name not in kinds:

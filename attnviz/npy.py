@@ -118,7 +118,7 @@ def names_in_safetensors(path: Path) -> tuple[list[str], dict[str, str]]:
         with safe_open(path, framework="numpy") as archive:  # finds whatever is wrong with it
             return list(archive.keys()), archive.metadata() or {}
     except SafetensorError as error:
-        raise InputError(f"is no .safetensors file, or a damaged one: {printable(error)}") from None
+        raise InputError(f"is not a .safetensors file, or is damaged: {printable(error)}") from None
 
 
 def read_safetensors(path: Path, wanted: Container[str] | None = None) -> dict[str, Array]:

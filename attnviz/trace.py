@@ -138,9 +138,9 @@ STEP_KINDS: dict[str, StepKind] = {
         "split", "keys turned alike: q · k depends on the distance alone", ("k_normed|k",)
     ),
     "k_extended": StepKind(
-        "split", "a key that is no token's at the end: no mask forbids it", (_KEY,)
+        "split", "an extra key at the end, no token's: no mask forbids it", (_KEY,)
     ),
-    "v_extended": StepKind("split", "and the value that stands behind it", ("v",)),
+    "v_extended": StepKind("split", "and its value", ("v",)),
     "k_repeated": StepKind(
         "split", "each key head lent to the H / Hkv query heads of a group", (f"k_extended|{_KEY}",)
     ),
@@ -162,7 +162,7 @@ STEP_KINDS: dict[str, StepKind] = {
     "alibi": StepKind("attend", "minus the distance, times a slope of each head's own"),
     "biased": StepKind(
         "attend",
-        "position bias added to the scores: the only sign of place",
+        "position bias added to the scores: the only sign of position",
         ("capped|scores|products", "position_bias|alibi"),
     ),
     "allowed": StepKind("attend", "all masks combined by 'and': True where a query may look"),

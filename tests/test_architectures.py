@@ -332,7 +332,7 @@ KNOWN = ", ".join(KINDS)
         (
             {"model_type": "gpt2", "n_embd": 512, "n_head": 10},
             "config: hidden size 512 is not divisible by 10 heads (512 = 10·51 + 2) "
-            "and there is no head_dim",
+            "and head_dim is missing",
         ),
         (
             {"model_type": "llama", "num_attention_heads": 8, "num_key_value_heads": 3},
@@ -379,7 +379,7 @@ KNOWN = ", ".join(KINDS)
         ),
         (
             {"model_type": "qwen3", "num_hidden_layers": 1, "layer_types": ["sliding_attention"]},
-            "config: layer_types names sliding layers, but sliding_window is not given",
+            "config: layer_types names sliding layers, but sliding_window is missing",
         ),
         (
             {"model_type": "bert", "position_embedding_type": "relative_key"},

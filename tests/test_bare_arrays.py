@@ -635,7 +635,7 @@ HOSTILE: dict[str, tuple[Callable[[str], object], str]] = {
     ),
     "pickle.pt": (
         lambda p: Path(p).write_bytes(pickle.dumps({"a": Evil()})),
-        " is no file of torch.save, or a damaged one",
+        " is not a file of torch.save, or is damaged",
     ),
     "evil.pt": (
         lambda p: torch.save({"attentions": Evil()}, p),
@@ -664,14 +664,14 @@ HOSTILE: dict[str, tuple[Callable[[str], object], str]] = {
     "empty.pt": (lambda p: Path(p).touch(), " is empty"),
     "header.safetensors": (
         lambda p: Path(p).write_bytes((2**62).to_bytes(8, "little") + b"{}"),
-        " is no .safetensors file, or a damaged one: Error while deserializing header: "
+        " is not a .safetensors file, or is damaged: Error while deserializing header: "
         "header too large",
     ),
     "far.safetensors": (
         lambda p: safetensors(
             p, {"dtype": "F32", "shape": [3, 5], "data_offsets": [0, 10**15]}, 60
         ),
-        " is no .safetensors file, or a damaged one: Error while deserializing header: "
+        " is not a .safetensors file, or is damaged: Error while deserializing header: "
         "invalid shape, data type, or offset for tensor",
     ),
     "f8.safetensors": (
@@ -682,11 +682,11 @@ HOSTILE: dict[str, tuple[Callable[[str], object], str]] = {
     ),
     "noise.pt": (
         lambda p: Path(p).write_bytes(bytes(range(256))),
-        " is no file of torch.save, or a damaged one",
+        " is not a file of torch.save, or is damaged",
     ),
     "half.pt": (
         lambda p: (torch.save(torch.ones(5, 5), p), os.truncate(p, 500)),
-        " is no file of torch.save, or a damaged one: ",
+        " is not a file of torch.save, or is damaged: ",
     ),
     "string.pt": (
         lambda p: torch.save("hello", p),

@@ -58,7 +58,7 @@ def test_remarks_go_to_standard_error(capsys: pytest.CaptureFixture[str]) -> Non
         (["--sequence", "1"], "--sequence 1: there is 1 sequence, 0"),
         (
             ["--query", "dog"],
-            "query dog is no token of sequence 0; its tokens: the (0), cat (1)",
+            "query dog is not a token of sequence 0; its tokens: the (0), cat (1)",
         ),
         (["--query", "2"], "query 2: sequence 0 has 2 tokens, 0 to 1 or -2 to -1"),
     ],

@@ -129,7 +129,7 @@ def test_sound(models: Path, capsys: pytest.CaptureFixture[str]) -> None:
         ),
         (
             "--model vit --image a.png --overlay o.png --overlay-query r7c7",
-            "query r7c7 is no token of sequence 0; near it: r3c3 (16), r3c2 (15), r3c1 (14), "
+            "query r7c7 is not a token of sequence 0; near it: r3c3 (16), r3c2 (15), r3c1 (14), "
             "r3c0 (13), r2c3 (12), r2c2 (11), r2c1 (10), r2c0 (9)",
         ),
     ],

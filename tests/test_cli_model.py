@@ -170,13 +170,13 @@ WITH_MODEL = {
     "--layers 3": "--layers 3: there are 3 layers, 0 to 2",
     "--heads 3": "--heads 3: there are 3 heads, 0 to 2",
     "--keys cat": "--keys: the encoder of bert looks at its own text alone",
-    "--revision main": "--revision main: bert is here, not on the hub",
+    "--revision main": "--revision main: bert is a local model, not one on the hub",
     "--save-layer a.safetensors": (
         "--save-layer writes a layer of attnviz's own; --model has none"
     ),
     "--max-len 0": "--max-len is 0; it must be at least 1",
     "--generate 0": "--generate is 0; it must be at least 1",
-    "--generate 3": "--generate: bert (bert) does not write after a text",
+    "--generate 3": "--generate: bert (bert) does not generate text",
     "--temperature 1": "--temperature goes with --generate",
     "--generate 3 --temperature nan": "--temperature is nan; 0 (greedy) to 100 will do",
 }
@@ -210,8 +210,8 @@ def test_code_that_comes_with_a_model_does_not_run(
     Path("bad/own.py").write_text("open('harm', 'w').close()\nclass Config: pass\n")
     assert call(["run", "x", "--model", "bad"]) == 2
     assert capsys.readouterr().err == (
-        "attnviz: --model bad: it comes with code of its own; --trust-remote-code runs it, if you "
-        "trust it\n"
+        "attnviz: --model bad: it needs code that comes with it; --trust-remote-code runs that "
+        "code, if you trust it\n"
     )
     assert not Path("harm").exists()
     # a tokenizer's own code beside a model that transformers knows

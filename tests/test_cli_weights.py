@@ -228,7 +228,7 @@ def test_explain_shows_vectors_after_their_turn(capsys: pytest.CaptureFixture[st
     document, page = explained(capsys, *flags, "--causal")
     adds_up(document)
     assert (document["layer"], document["done_to_q"]) == (1, ["q_rotated"])
-    assert "Then pairs of its numbers are turned" in page
+    assert "Then pairs of its numbers are rotated" in page
     assert "layer 1 of 2" in page
     turned = {step["name"] for step in document["steps"]}
     assert {"q", "q_rotated", "k", "k_rotated"} <= turned
@@ -260,7 +260,7 @@ def test_explain_shows_alibi_and_norms(norms: bool, capsys: pytest.CaptureFixtur
     adds_up(document)
     # three heads: the two slopes of a power of 2, then one in between
     assert [key["bias"] for key in document["keys"]] == pytest.approx([-2 / 256, -1 / 256, 0])
-    assert "ALiBi then takes off the distance" in page
+    assert "ALiBi then subtracts the distance" in page
     assert ("RMSNorm along d_k" in page) is norms
 
 

@@ -314,7 +314,7 @@ def test_500_tokens_on_paper() -> None:
     assert shown == sorted(np.argsort(-e.weights, kind="stable")[:TOP_KEYS].tolist())
     hidden = e.weights.sum() - e.weights[shown].sum()
     flat = " ".join(text.split())
-    assert f"488 more are left out; their weights come to {hidden:.4f} together." in flat
+    assert f"The other 488 have a total weight of {hidden:.4f}." in flat
     assert "19 forbidden keys" in flat
     assert grid(text, 5)["+ 469 others"][-1] == f"{hidden:.4f}"
 
@@ -342,7 +342,7 @@ def test_a_thousand_equal_keys_get_more_digits() -> None:
     made = make(["same"] * 1000, d_model=8, n_heads=2, positions="none")
     text = page(made.explain("same"))
     assert grid(text, 5)["0 same"][-1] == "0.00100"
-    assert 'The text has "same" 1000 times; this is number 1.' in text
+    assert 'The text contains "same" 1000 times; this is number 1.' in text
 
 
 def _with(result: Attention, **arrays: Any) -> Attention:
@@ -403,7 +403,7 @@ def test_a_mask_of_its_own_for_each_head() -> None:
 
 def test_no_mask() -> None:
     text = page(make(SENTENCE).explain("it"))
-    assert "None is in force: this query may see every key." in text
+    assert "This run has none: the query may see every key." in text
     assert "masks: none" in text
 
 
@@ -418,9 +418,7 @@ def test_a_query_that_sees_nothing() -> None:
         False,
     )
     flat = " ".join(text.split())
-    assert (
-        "this query may see no key, so there is nothing to share out: its weights are all 0" in flat
-    )
+    assert "this query may see no key: all its weights are 0" in flat
     assert "context = [0.0, 0.0, 0.0, 0.0]" in text
     assert "nan" not in text
     assert "This query may see 0 of 11 keys. nobody forbids 11." in text
@@ -449,7 +447,7 @@ def test_padding_is_no_position(side: str) -> None:
 def test_one_token() -> None:
     text = page(make("one").explain("one"))
     assert follow_on_paper(text) == 1
-    assert "there are no two keys to share the weight" in " ".join(text.split())
+    assert "no two keys share the weight" in " ".join(text.split())
     assert "1 key  masks" in text
 
 
@@ -684,14 +682,14 @@ TOKENS = "its tokens: the (0), cat (1), sat (2), on (3), the (4), Cat (5)"
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("cats", "query cats is no token of sequence 0; near it: cat (1), Cat (5), sat (2)"),
-        ("zebra", f"query zebra is no token of sequence 0; {TOKENS}"),
+        ("cats", "query cats is not a token of sequence 0; near it: cat (1), Cat (5), sat (2)"),
+        ("zebra", f"query zebra is not a token of sequence 0; {TOKENS}"),
         ("12", "query 12: sequence 0 has 6 tokens, 0 to 5 or -6 to -1"),
         ("-7", "query -7: sequence 0 has 6 tokens, 0 to 5 or -6 to -1"),
         ("the#3", "query the#3: the stands 2 times in sequence 0: #1, #2"),
         ("the#0", "query the#0: the stands 2 times in sequence 0: #1, #2"),
         ("cat#2", "query cat#2: cat stands once in sequence 0: #1"),
-        ("\x1b[1m", rf"query \x1b[1m is no token of sequence 0; {TOKENS}"),
+        ("\x1b[1m", rf"query \x1b[1m is not a token of sequence 0; {TOKENS}"),
     ],
 )
 def test_find_query_lists_candidates(text: str, message: str) -> None:
@@ -705,7 +703,9 @@ def test_find_query_lists_no_padding() -> None:
     result = make(SENTENCE, "It was", [], pad_side="left").result
     with pytest.raises(InputError, match=r"; its tokens: It \(0\), was \(1\)$"):
         find_query(result, 1, "zebra")
-    with pytest.raises(InputError, match=r"^query zebra is no token of sequence 2; it has none$"):
+    with pytest.raises(
+        InputError, match=r"^query zebra is not a token of sequence 2; it has none$"
+    ):
         find_query(result, 2, "zebra")
 
 

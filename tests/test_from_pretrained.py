@@ -605,8 +605,8 @@ def test_a_checkpoint_that_lacks_parameters(folder: Path) -> None:
     with pytest.raises(InputError) as error:
         load_model("bert")
     assert str(error.value) == (
-        "--model bert: its checkpoint lacks 6 of 39 parameters, "
-        "encoder.layer.1.attention.self.key.bias for one; is it that of another model?"
+        "--model bert: 6 of 39 parameters are missing from its checkpoint, "
+        "encoder.layer.1.attention.self.key.bias among them; is it another model's?"
     )
 
 
@@ -627,8 +627,8 @@ def test_a_head_may_be_missing_unless_the_model_is_to_write(here: Path) -> None:
     with pytest.raises(InputError) as error:
         load_model("llama", generates=True)
     assert str(error.value) == (
-        "--model llama: its checkpoint lacks 1 of 21 parameters, lm_head.weight for one; is it "
-        "that of another model?"
+        "--model llama: 1 of 21 parameters are missing from its checkpoint, lm_head.weight among "
+        "them; is it another model's?"
     )
 
 
@@ -637,7 +637,7 @@ def test_a_model_that_writes_what_it_hears_does_not_go_on_with_a_text(here: Path
     transformers.WhisperConfig(**BART).save_pretrained("whisper")
     with pytest.raises(ConfigError) as error:
         outline_model("whisper", generates=True)
-    assert str(error.value) == "--generate: whisper (whisper) does not write after a text"
+    assert str(error.value) == "--generate: whisper (whisper) does not generate text"
 
 
 def test_parameters_that_are_reckoned_need_not_be_stored(here: Path) -> None:
@@ -688,7 +688,7 @@ CONFIGS: dict[str, tuple[str, str]] = {
     ),
     '{"auto_map": {"AutoConfig": "own.Config"}}': (
         "config.json",
-        "it comes with code of its own; --trust-remote-code runs it, if you trust it",
+        "it needs code that comes with it; --trust-remote-code runs that code, if you trust it",
     ),
     json.dumps({"model_type": "bert", **BERT}): (
         "config.json",
@@ -735,7 +735,9 @@ def test_places_where_no_model_is(here: Path) -> None:
         load_model("x.gguf")
     with pytest.raises(ConfigError) as error:
         load_model("empty/../several/a.gguf", revision="main")
-    assert str(error.value) == ("--revision main: empty/../several/a.gguf is here, not on the hub")
+    assert str(error.value) == (
+        "--revision main: empty/../several/a.gguf is a local model, not one on the hub"
+    )
 
 
 @pytest.mark.parametrize(
@@ -743,11 +745,11 @@ def test_places_where_no_model_is(here: Path) -> None:
     [
         (
             OSError("We couldn't connect to 'https://huggingface.co' to load the files"),
-            "no folder of that name is here, and the hub cannot be reached nor has the cache it",
+            "not found locally or in the cache, and the hub is unreachable",
         ),
         (
             OSError("nobody/none is not a local folder and is not a valid model identifier"),
-            "no folder of that name is here, and no such model is on the hub",
+            "not found locally, and the hub has no such model",
         ),
         (ValueError("\n  first\x1b[31m line\nsecond"), "first\\x1b[31m line"),
         (ValueError(), "ValueError"),
@@ -790,7 +792,7 @@ def test_a_hub_out_of_reach_is_asked_once_and_the_cache_then(
 
     monkeypatch.setattr("huggingface_hub.utils.get_session", Session)
     monkeypatch.setattr(transformers.AutoConfig, "from_pretrained", fail)
-    with pytest.raises(InputError, match="cannot be reached"):
+    with pytest.raises(InputError, match="the hub is unreachable"):
         outline_model("nobody/none")
     assert asked == [huggingface_hub.constants.ENDPOINT, not reachable]
 

@@ -477,7 +477,7 @@ def test_every_field_of_a_configuration_comes_back() -> None:
     ("change", "message"),
     [
         ('{"d_model": 16}', "the layer's configuration has no n_heads, d_k, d_v"),
-        ("[1]", "the layer's configuration is no JSON object"),
+        ("[1]", "the layer's configuration is not a JSON object"),
         ("{", "Expecting property name enclosed in double quotes: line 1 column 2 (char 1)"),
         (
             {"n_heads": "4"},

@@ -174,6 +174,6 @@ def test_patches_that_do_not_fit(tmp_path: Path) -> None:
     assert str(caught.value) == (
         "a picture of 3 × 5 patches after 1 other tokens does not fit sequence 0, which has 17"
     )
-    with pytest.raises(InputError, match="query r9c9 is no token of sequence 0"):
+    with pytest.raises(InputError, match="query r9c9 is not a token of sequence 0"):
         draw_overlay(result(), 0, PHOTO, tmp_path / "a.png", OPTIONS, None, "r9c9")
     assert list(tmp_path.iterdir()) == []

@@ -109,8 +109,8 @@ def test_damaged_files(tmp_path: Path) -> None:
     save_file({"a": A}, tmp_path / "whole.safetensors")
     torch.save({"a": torch.ones(999)}, tmp_path / "whole.pt")
     whole, torch_file = ((tmp_path / f"whole.{s}").read_bytes() for s in ("safetensors", "pt"))
-    safe = "FILE is no .safetensors file, or a damaged one: "
-    saved = "FILE is no file of torch.save, or a damaged one"
+    safe = "FILE is not a .safetensors file, or is damaged: "
+    saved = "FILE is not a file of torch.save, or is damaged"
     contents = {
         "short.safetensors": (whole[:-3], safe),
         "header.safetensors": (struct.pack("<Q", 2**60) + b"{}", safe),
@@ -188,7 +188,7 @@ def test_other_things(tmp_path: Path) -> None:
     expected = {
         "list.pt": "FILE holds a list; a state dict is expected, tensors by their names",
         "tensor.pt": "FILE holds a tensor; a state dict is expected, tensors by their names",
-        "sparse.pt": "FILE holds a as no dense tensor of numbers",
+        "sparse.pt": "FILE holds a, which is not a dense tensor of numbers",
         "a.gguf": "FILE has the suffix '.gguf'; weights have one of .safetensors, .pt, .pth, .bin; --model runs it",  # noqa: E501
         "a.model": "FILE has the suffix '.model'; weights have one of .safetensors, .pt, .pth, .bin",  # noqa: E501
         "none.pt": "FILE: no such file or directory",
@@ -196,15 +196,15 @@ def test_other_things(tmp_path: Path) -> None:
         "folder": "FILE is a folder without model.safetensors, model.safetensors.index.json, "
         "pytorch_model.bin; give a file of weights",
         "x.safetensors.index.json": "FILE names a shard outside of its folder: ../a.safetensors",
-        "y.safetensors.index.json": 'FILE is no index of shards: it has no "weight_map" from '
-        "names to files",
+        "y.safetensors.index.json": 'FILE is not an index of shards: "weight_map", from '
+        "names to files, is missing",
         "w.safetensors.index.json": "FILE is not JSON: Expecting property name enclosed in double "
         "quotes: line 1 column 2 (char 1)",
     }
     for name, text in expected.items():
         assert message(tmp_path / name) == text
     assert message(tmp_path / "z.safetensors.index.json").startswith(
-        "FILE names a shard that is no .safetensors file, or a damaged one: "
+        "FILE names a shard that is not a .safetensors file, or is damaged: "
     )
 
 

@@ -310,13 +310,13 @@ class _Writer:
             parts = f"{1 / ROUNDING[e.dtype]:.0f}"
             slack = f", or to within the rounding of {e.dtype} itself, 1 part in {parts}"
         page.say(
-            "Every number is the run's own, rounded for print; what was worked out from such "
-            "numbers is called derived. Follow with pencil and paper: from the printed numbers, "
-            f"each next one comes out to within 1 in its last digit{slack}."
+            "Every number comes from the run, rounded for print; numbers computed from those are "
+            "called derived. You can check every step by hand: each number follows from the "
+            f"printed ones before it, to within 1 in its last digit{slack}."
         )
         nth, twins = e.occurrence
         if twins > 1:
-            page.say(f"The text has {token} {twins} times; this is number {nth}.")
+            page.say(f"The text contains {token} {twins} times; this is number {nth}.")
         if e.query_is_padding:
             page.say(
                 "This query is padding: the layer computes its row like any other, but nothing "
@@ -331,15 +331,15 @@ class _Writer:
         page.heading("1. The query vector q")
         page.say(
             f"W_Q turns {self._input()} into {plural(d_k, 'number')}, its query vector: a "
-            "question that is put to every key."
+            "question to every key."
         )
         if "q_normed" in e.done_to_q:
-            page.say("It is then normed, RMSNorm along d_k: no product can run away.")
+            page.say("RMSNorm along d_k then scales it, so that no product grows too large.")
         if "q_rotated" in e.done_to_q:
             page.say(
-                "Then pairs of its numbers are turned, by angles that grow with the token's "
-                "position (rotary positions); keys are turned alike, so that q·k depends on how "
-                "far apart they stand. q and k are shown as they were after the turn."
+                "Then pairs of its numbers are rotated by angles that grow with the token's "
+                "position (rotary positions). Keys are rotated in the same way, so that q·k depends "
+                "on their distance. q and k are shown after the rotation."
             )
         entries = [*self._vector(e.q[:n], self.digits.vector), *([] if n == d_k else ["…"])]
         page.say("q =", *_listed(entries), indent="  ")
@@ -364,16 +364,16 @@ class _Writer:
         page.heading("2. The dot products q·k")
         other = " of the other text" if e.is_cross else ""
         page.say(
-            f"Each key token{other} has a key vector k, the answer to such questions: it is "
-            "multiplied with q entry by entry, and the results are added up. The sum is large "
-            "where q and k point the same way."
+            f"Each key token{other} has a key vector k, the answer to such questions. It is "
+            "multiplied with q entry by entry, and the results are added up: the sum is large "
+            "if q and k point in the same direction."
         )
         if len(self.shown) < e.n_keys:
             hidden = e.n_keys - len(self.shown)
             weight = self._weight(float(e.weights[self.rest].sum()))
             page.say(
-                f"Shown are the {len(self.shown)} keys that will get the largest weights. "
-                f"{hidden} more are left out; their weights come to {weight} together."
+                f"The {len(self.shown)} keys with the largest weights are shown. The other "
+                f"{hidden} have a total weight of {weight}."
             )
         more = [] if n == d_k else ["…"]
         rows = [_Row(["", "q", *self._vector(e.q[:n], digits.vector), *more, ""])]
@@ -399,7 +399,9 @@ class _Writer:
         d_k = len(e.q)
         if not e.is_scaled:
             page.heading("3. No scale" + (", but a position bias" if e.bias is not None else ""))
-            page.say("This layer does not divide the products: its W_Q has learned to do without.")
+            page.say(
+                "This layer does not divide the products: its W_Q was trained without a scale."
+            )
             self._bias()
             return
         root, is_usual = self._number(e.scale), e.scale == sqrt(d_k)
@@ -445,8 +447,8 @@ class _Writer:
             return
         if self._ran("alibi"):
             page.say(
-                "ALiBi then takes off the distance between query and key, times a slope of this "
-                "head's own: what is far away has to match better."
+                "ALiBi then subtracts the distance between query and key, times this head's own "
+                "slope: a distant key has to match better."
             )
         elif e.is_foreign:
             page.say("The model then adds a bias of its own, a number for each query and key.")
@@ -478,9 +480,7 @@ class _Writer:
     def _without_scale(self) -> str:
         e = self.e
         if e.allowed.sum() < 2:
-            return (
-                "Without it nothing would change here: there are no two keys to share the weight."
-            )
+            return "Without it nothing would change here: no two keys share the weight."
         if e.scale == 1:
             return "With d_k = 1 it changes nothing."
         without = e.weights_without_scale
@@ -506,11 +506,11 @@ class _Writer:
         page.heading("4. The mask")
         forbidden = e.n_keys - int(e.allowed.sum())
         if not e.masks and not forbidden:
-            page.say("A mask forbids keys. None is in force: this query may see every key.")
+            page.say("A mask forbids keys. This run has none: the query may see every key.")
             return
         page.say(
             "A mask says which keys this query may see. The score of a forbidden key becomes -inf, "
-            "so that exp makes exactly 0 of it."
+            "and exp(-inf) is exactly 0."
         )
         rows = []
         for i in self.shown:
@@ -537,7 +537,7 @@ class _Writer:
         if not e.sees_something:
             page.say(
                 "Softmax turns scores into weights that add up to 1, but this query may see no "
-                "key, so there is nothing to share out: its weights are all 0."
+                "key: all its weights are 0."
             )
             self._run("weights")
             return
@@ -604,9 +604,9 @@ class _Writer:
             self._run("context")
             return
         page.say(
-            f"Each key token also has a value vector v, {plural(d_v, 'number')} that it has to "
-            "give. The sum of these, each times its weight, is the context: what this head has "
-            "found for the query."
+            f"Each key token also has a value vector v of {plural(d_v, 'number')}. The sum of "
+            "these vectors, each times its weight, is the context: what this head found for the "
+            "query."
         )
         weights, values = weighted(e, self.shown)
         names = [(*self._name(i), self._style(i)) for i in self.seen]
@@ -651,9 +651,9 @@ class _Writer:
             return
         length = len(rows[0][1])
         page.say(
-            "W_O lays the contexts of all heads side by side and mixes them back to d_model = "
-            f"{plural(length, 'number')}. It does so for each head with columns of its own, so "
-            "that the layer's answer is a sum, and this head's part in it can be told."
+            "The contexts of all heads are laid side by side, and W_O mixes them back to d_model = "
+            f"{plural(length, 'number')}. Each head has its own columns of W_O, so the layer's "
+            "output is a sum with one part for each head."
         )
         values = np.vstack([row for _, row in rows])
         digits = significant(values)

@@ -52,7 +52,7 @@ def find_query(result: Attention, sequence: int, text: str) -> int:
             f"{sequence}: {known}"
         )
     near = _near(text, tokens[start : start + length])
-    raise InputError(f"query {printable(text)} is no token of sequence {sequence}; {near}")
+    raise InputError(f"query {printable(text)} is not a token of sequence {sequence}; {near}")
 
 
 def _near(text: str, tokens: Sequence[str]) -> str:

@@ -81,7 +81,7 @@ _FOLDED_WORDS = {
     ("q_projected", "k_projected"): "W_Q, W_K: what tokens ask for and answer to",
     ("k_projected", "v_projected"): "W_K, W_V: what tokens answer to and give",
     ("k", "v"): "cut into heads: view as (H, d_k), then swap T and H",
-    ("k_extended", "v_extended"): "a key and its value that are no token's, at the end",
+    ("k_extended", "v_extended"): "an extra key and its value at the end, no token's",
     ("k_repeated", "v_repeated"): "key and value heads lent to the H / Hkv heads of a group",
 }
 

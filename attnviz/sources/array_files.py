@@ -171,7 +171,7 @@ def _load_torch(path: Path) -> Any:
     except pickle.UnpicklingError as error:
         blocked = re.search(r"GLOBAL ([\w.]+)", str(error))
         if blocked is None:
-            raise InputError("is no file of torch.save, or a damaged one") from None
+            raise InputError("is not a file of torch.save, or is damaged") from None
         raise InputError(
             f"holds pickled Python objects ({printable(blocked[1], 60)}), which are never loaded; "
             "save tensors: torch.save(tuple(outputs.attentions), FILE)"
@@ -181,7 +181,7 @@ def _load_torch(path: Path) -> Any:
     except Exception as error:  # whatever a damaged archive brings about
         first = str(error).strip().splitlines() or [type(error).__name__]
         raise InputError(
-            f"is no file of torch.save, or a damaged one: {printable(first[0])}"
+            f"is not a file of torch.save, or is damaged: {printable(first[0])}"
         ) from None
 
 

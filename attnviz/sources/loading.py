@@ -109,7 +109,9 @@ def outline_model(
     options |= {"trust_remote_code": trust_remote_code}  # left out, transformers would ask
     if revision is not None:
         if "local" in where:
-            raise ConfigError(f"--revision {printable(revision)}: {shown} is here, not on the hub")
+            raise ConfigError(
+                f"--revision {printable(revision)}: {shown} is a local model, not one on the hub"
+            )
         options["revision"] = revision
     if progress is not None:
         progress(f"reading {shown}" if "local" in where else f"asking the hub for {shown}")
@@ -235,7 +237,7 @@ def _kind(transformers: Any, config: Any, generates: bool, shown: str) -> Any:
     fills_in = config.model_type in modeling_auto.MODEL_FOR_MASKED_LM_MAPPING_NAMES
     writes = not both and config.model_type in modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
     if not writes or (fills_in and not getattr(config, "is_decoder", False)):
-        raise ConfigError(f"--generate: {shown} ({config.model_type}) does not write after a text")
+        raise ConfigError(f"--generate: {shown} ({config.model_type}) does not generate text")
     return transformers.AutoModelForCausalLM
 
 
@@ -271,8 +273,8 @@ def _require_whole(outline: Outline, network: nn.Module, report: Mapping[str, An
     if missing:
         total = len(network.state_dict())
         raise InputError(
-            f"--model {outline.source}: its checkpoint lacks {len(missing)} of {total} parameters, "
-            f"{printable(missing[0])} for one; is it that of another model?"
+            f"--model {outline.source}: {len(missing)} of {total} parameters are missing from its "
+            f"checkpoint, {printable(missing[0])} among them; is it another model's?"
         )
 
 
@@ -295,18 +297,20 @@ def _understood(shown: str, trusted: bool) -> Iterator[None]:
 def _reason(error: Exception, trusted: bool) -> str:
     text = str(error)
     if "trust_remote_code" in text and not trusted:
-        return "it comes with code of its own; --trust-remote-code runs it, if you trust it"
+        return (
+            "it needs code that comes with it; --trust-remote-code runs that code, if you trust it"
+        )
     if "couldn't connect" in text or "offline" in text.lower():
-        return "no folder of that name is here, and the hub cannot be reached nor has the cache it"
+        return "not found locally or in the cache, and the hub is unreachable"
     if "model type `" in text:
         kind = printable(text.partition("model type `")[2].partition("`")[0], 40)
         from transformers import __version__
 
         return f"its model_type '{kind}' is unknown to transformers {__version__}"
     if "not a valid model identifier" in text or "Repository Not Found" in text:
-        return "no folder of that name is here, and no such model is on the hub"
+        return "not found locally, and the hub has no such model"
     if "Weights only load failed" in text:
-        return "its weights are a pickle that holds more than tensors, which is not run"
+        return "its weights are a pickle with more than tensors, which attnviz does not load"
     lines = [line.strip() for line in text.splitlines() if line.strip()] or [type(error).__name__]
     return printable(" ".join(lines[:2]) if lines[0].endswith(":") else lines[0], 200)
 

@@ -139,7 +139,7 @@ def _open_safetensors(path: Path) -> Opened:
             kind = part.get_dtype()
             entries[name] = Entry(tuple(part.get_shape()), SAFETENSORS.get(kind, kind))
     except SafetensorError as error:
-        raise InputError(f"is no .safetensors file, or a damaged one: {printable(error)}") from None
+        raise InputError(f"is not a .safetensors file, or is damaged: {printable(error)}") from None
     return entries, archive.get_tensor, archive.metadata() or {}
 
 
@@ -148,7 +148,7 @@ def _open_shards(path: Path) -> Opened:
     found = _read_json(path)
     places = found.get("weight_map")
     if not isinstance(places, dict) or not all(isinstance(v, str) for v in places.values()):
-        raise InputError('is no index of shards: it has no "weight_map" from names to files')
+        raise InputError('is not an index of shards: "weight_map", from names to files, is missing')
     entries, readers = {}, {}
     for file in dict.fromkeys(places.values()):
         if Path(file).name != file:
@@ -182,7 +182,7 @@ def _open_torch(path: Path) -> Opened:
         raise
     except Exception as error:  # whatever a damaged file brings about
         reason = f": {_first_line(error)}" if isinstance(error, RuntimeError) else ""
-        raise InputError(f"is no file of torch.save, or a damaged one{reason}") from None
+        raise InputError(f"is not a file of torch.save, or is damaged{reason}") from None
     tensors = _tensors(found)
     entries = {
         name: Entry(tuple(tensor.shape), str(tensor.dtype).removeprefix("torch."))
@@ -208,7 +208,7 @@ def _tensors(found: object) -> dict[str, Tensor]:
     }
     for name, tensor in tensors.items():
         if tensor.layout is not torch.strided or tensor.is_quantized or tensor.is_meta:
-            raise InputError(f"holds {printable(name)} as no dense tensor of numbers")
+            raise InputError(f"holds {printable(name)}, which is not a dense tensor of numbers")
     return tensors
 
 
@@ -230,7 +230,7 @@ def _read_json(path: Path) -> dict[str, Any]:
     except (ValueError, RecursionError) as error:
         raise InputError(f"is not JSON: {printable(error)}") from None
     if not isinstance(found, dict):
-        raise InputError("is no JSON object")
+        raise InputError("is not a JSON object")
     return found
 
 

@@ -17,7 +17,7 @@ def tensors_of(file: WeightFile, found: Found, config: AttentionConfig) -> dict[
     raw = {ours: file.floats(theirs).to(**like) for ours, theirs in found.names.items()}
     if config.positions == "relative" and "distances.weight" not in raw:
         raise InputError(
-            f"{file.shown}: relative positions need a table of distances, which the file lacks"
+            f"{file.shown}: relative positions need a table of distances, which is not in the file"
         )
     for part in ("weight", "bias"):
         if f"w_qkv.{part}" in raw:
