@@ -26,7 +26,9 @@ from pooled_runs import Made, made, numbered
 from attnviz.full_resolution import windows_kept
 from attnviz.measures import measure
 from attnviz.render import page as writer
+from attnviz.render.figure_options import FigureOptions
 from attnviz.render.page import write_page
+from attnviz.render.page_look import PageLook
 from attnviz.render.palette import sequential
 from attnviz.result import Attention
 from attnviz.trace import STEP_KINDS, Step
@@ -1779,3 +1781,174 @@ def test_what_a_long_text_looks_at_is_also_said(show: Opener) -> None:
     label = page.tab.locator(".over").get_attribute("aria-label")
     assert label is not None
     assert label.startswith("Heatmap of layer 0 · head 0. query 1\u202f234")
+
+
+# ── what short and long pages share ──────────────────────────────────────────────────────────────
+
+BOTH = pytest.mark.parametrize("what", ["model", "novel"])
+
+
+@BOTH
+def test_back_and_forward_go_through_the_views(show: Opener, what: str) -> None:
+    page = show(what)
+    page.tab.locator('.tile[data-head="1"]').click()
+    page.settle()
+    page.press("4")
+    visited = ["matrix", "head", "text"]
+    for name in reversed(visited[:-1]):
+        page.tab.go_back()
+        page.settle()
+        expect(page.tab.locator(f"#panel-{name}")).to_be_visible()
+    for name in visited[1:]:
+        page.tab.go_forward()
+        page.settle()
+        expect(page.tab.locator(f"#panel-{name}")).to_be_visible()
+    assert page.tab.locator("#head").input_value() == "1"
+
+
+@BOTH
+def test_the_first_view_has_the_text_its_axes_and_a_legend(show: Opener, what: str) -> None:
+    page = show(what)
+    strip = page.tab.locator("#panel-matrix .sentence")
+    expect(strip).to_contain_text("because it was too" if what == "model" else "the lamp burned")
+    hint = page.tab.locator(".hint")
+    expect(hint).to_contain_text("Rows are queries, which look; columns are keys")
+    expect(hint).to_contain_text("click a head to open it")
+    legend = page.tab.locator("#legend").bounding_box()
+    tiles = page.tab.locator(".tiles").bounding_box()
+    assert legend is not None
+    assert tiles is not None
+    assert legend["y"] < tiles["y"]
+    assert "made up" in page.tab.title()
+    assert ("The animal" if what == "model" else "the keeper of the") in page.tab.title()
+
+
+@BOTH
+def test_a_token_is_marked_in_every_head(show: Opener, what: str) -> None:
+    page = show(what)
+    token = page.tab.locator("#panel-matrix .sentence [role=option]").nth(3)
+    place = int(token.get_attribute("data-at") or -1)
+    token.hover()
+    page.settle()
+    marks = page.tab.locator(".thumb").evaluate_all(
+        """(all) => all.map((thumb) => ['::before', '::after'].map((side) => {
+            const style = getComputedStyle(thumb, side);
+            const at = side === '::before' ? parseFloat(style.top) : parseFloat(style.left);
+            return (at + 1) / (side === '::before' ? thumb.clientHeight : thumb.clientWidth);
+        }))"""
+    )
+    share = (place + 0.5) / page.result.n_queries
+    assert len(marks) == len(page.tab.locator(".tile").all())
+    assert np.allclose(marks, share, atol=0.02)
+    page.tab.mouse.move(1270, 790)
+    page.settle()
+    assert not page.tab.locator(".tiles.marked").count()
+
+
+def test_heads_are_ranked_by_a_cell_and_the_ranking_is_a_link(show: Opener) -> None:
+    page = show("model", "view=head&query=9&key=1&pinned=1")
+    exact = page.result.attention[:, 0, :, 9, 1].ravel()
+    order = np.argsort(-exact, kind="stable")
+    names = page.tab.locator(".across .name").all_inner_texts()
+    assert names == [f"layer {i // 4} · head {i % 4}" for i in order[:5]]
+    values = page.tab.locator(".across .value").all_inner_texts()
+    assert [number(text) for text in values] == [float(f"{exact[i]:.4g}") for i in order[:5]]
+    page.tab.get_by_role("button", name="Rank all heads").click()
+    page.settle()
+    assert order_of(page) == list(order)
+    expect(page.tab.locator("#measure option:checked")).to_have_text(
+        "weight from “was” #9 to “animal” #1"
+    )
+    fragment = page.fragment()
+    assert {"measure": "cell", "sort": "down", "query": "9", "key": "1"}.items() <= fragment.items()
+    page.go("&".join(f"{name}={value}" for name, value in fragment.items()))
+    assert order_of(page) == list(order)
+    page.go("view=head&layer=0&head=0&query=9&key=1")
+    expect(page.tab.locator(".across")).to_be_hidden()  # nothing is selected
+
+
+def test_heads_of_a_long_text_are_ranked_by_a_cell(show: Opener) -> None:
+    page = show("novel", "view=head&query=1234&key=0&pinned=1")
+    key = page.links()[0][0]
+    page.go(f"view=matrix&measure=cell&sort=down&query=1234&key={key}")
+    weights = [page.made.whole(i // 3, 0, i % 3)[0][1234, key] for i in range(6)]
+    assert order_of(page)[0] == int(np.argmax(weights))
+
+
+def test_lines_and_text_of_a_long_text_are_those_around_the_chosen_token(show: Opener) -> None:
+    page = show("novel", "view=text&query=900&key=0&threshold=0")
+    shown = page.tab.locator("#panel-text [role=option]")
+    expect(shown).to_have_count(700)
+    expect(page.tab.locator("#queries-900")).to_have_attribute("aria-selected", "true")
+    weights = page.made.whole(0, 0, 0)[0][900]
+    listed = int(weights.argmax())
+    expect(page.tab.locator(".looks .link:visible .at").first).to_have_text(f"#{listed}")
+    page.press("3")
+    expect(page.tab.locator(".column.queries [role=option]")).to_have_count(600)
+    assert count_of_lines(page) > 0
+    page.tab.locator("#line-queries-900").hover()
+    page.settle()
+    drawn = count_of_lines(page)
+    assert 0 < drawn <= 3 * 5  # the five largest of each of three heads
+
+
+def test_the_look_of_a_page_is_that_of_its_flags(show: Opener, tmp_path: Path) -> None:
+    page = show("one")
+    options = FigureOptions("magma", 0.25, True, curve="root", scale="head")
+    write_page(page.result, tmp_path / "look.html", look=PageLook(options, "dark"))
+    one = Shown(page.tab, tmp_path / "look.html", page.result, None, page.heard, page.requests)
+    one.go("view=head&query=0&key=0")  # on a system that is light
+    background = "() => getComputedStyle(document.documentElement).backgroundColor"
+    assert one.tab.evaluate(background) == "rgb(15, 18, 23)"
+    expect(one.tab.locator("#legend .scale")).to_contain_text("≥ 0.250")
+    assert one.tab.locator("#curve").input_value() == "root"
+    assert one.tab.locator("#scale").input_value() == "head"
+    exact = one.result.attention[0, 0, 0]
+    q, k = np.unravel_index(exact.argmax(), exact.shape)
+    assert one.pixel(int(q), int(k))[:3] == [252, 253, 191]  # the end of magma
+    with one.tab.expect_download() as download:
+        one.tab.locator("#svg").click()
+    svg = Path(download.value.path()).read_text(encoding="utf-8")
+    assert f">{exact[q, k]:.2f}".replace(">0", ">") in svg  # numbers in smaller cells
+    assert "#ffffff" in svg
+    assert one.tab.evaluate(background) == "rgb(15, 18, 23)"  # as it was
+
+
+def test_a_picture_has_no_cursor_and_the_heads_that_are_drawn_in_its_title(show: Opener) -> None:
+    page = show("model", "view=head&layer=1&head=2&query=3&key=4&pinned=1", "dark")
+
+    def svg() -> str:
+        with page.tab.expect_download() as download:
+            page.tab.locator("#svg").click()
+        page.settle()
+        return Path(download.value.path()).read_text(encoding="utf-8")
+
+    found = svg()
+    assert "layer 1 · head 2</text>" in found
+    accents = ["#ffb257", "#b4470a", "rgb(255, 178, 87)", "rgb(180, 71, 10)"]
+    assert not any(accent in found for accent in accents)
+    page.press("3")
+    assert "layer 1 · heads 0, 1, 2, 3</text>" in svg()
+
+
+def test_a_printed_page_is_light_and_has_no_buttons(show: Opener) -> None:
+    page = show("one", "view=head", "dark")
+    page.tab.emulate_media(color_scheme="dark", media="print")
+    page.settle()
+    expect(page.tab.locator("nav")).to_be_hidden()
+    expect(page.tab.locator("#png")).to_be_hidden()
+    background = "() => getComputedStyle(document.documentElement).backgroundColor"
+    assert page.tab.evaluate(background) == "rgb(252, 251, 248)"
+    page.tab.emulate_media(media="screen")
+
+
+def test_every_list_of_a_long_page_is_that_of_the_run(show: Opener) -> None:
+    """The keys, and their weights rounded to three digits."""
+    page = show("novel", "view=head&layer=1&head=1")
+    rows = page.result.rows
+    assert rows is not None
+    for query in (0, 1, 2, 3, 5, 800, 1974):
+        page.go(f"view=head&layer=1&head=1&query={query}&key=0&pinned=1")
+        keys, weights = rows.top_keys[1, 0, 1, query], rows.top_weights[1, 0, 1, query]
+        expected = [(int(k), float(f"{w:.3g}")) for k, w in zip(keys, weights, strict=True) if w]
+        assert page.links() == expected

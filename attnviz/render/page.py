@@ -63,14 +63,14 @@ from attnviz.trace import Step
 LIMIT = 24_000_000
 """Bytes that a page may take: what can still be sent by mail."""
 
-CODED_LIMIT = 15_700_000
+CODED_LIMIT = 15_400_000
 """Bytes for the numbers of whole maps that do not fit with two bytes a cell."""
 
 PIXEL_SHARE = 0.55
 """The part of the budget that pooled pixels may take: the rest is for rows and single weights."""
 
 CELL_SHARE = 0.8
-"""The part of the budget that pixels may take where each is a cell."""
+"""The part of the budget that pixels of whole maps may take."""
 
 FINE_CELLS = 2**20
 """Up to so many cells, two bytes each fit in any case."""
@@ -186,7 +186,7 @@ class _Page:
     def _pixel_plan(self, room: float) -> Plan:
         factor = 1
         while True:
-            share = CELL_SHARE if self.maps.cells == (1, 1) and factor == 1 else PIXEL_SHARE
+            share = PIXEL_SHARE if self.result.is_pooled else CELL_SHARE
             for error in ERRORS:
                 plan = Plan(False, error, factor)
                 if self._pixel_size(plan) <= room * share:

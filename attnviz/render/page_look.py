@@ -1,4 +1,4 @@
-"""What `--theme --cmap --vmax --annotate` mean on a page: it has the colours of the pictures."""
+"""What the flags of pictures mean on a page: it has their colours, and starts with their scale."""
 
 from __future__ import annotations
 
@@ -26,6 +26,8 @@ class PageLook:
             "ramp": self._ramp(),
             "vmax": self.look.vmax,
             "annotate": self.look.annotate,
+            "scale": self.look.scale,
+            "curve": self.look.curve,
         }
 
     def _ramp(self) -> str:

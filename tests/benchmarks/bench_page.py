@@ -98,7 +98,7 @@ def first_head(browser: Browser, path: Path, fragment: str) -> float:
         tab = browser.new_page(viewport={"width": 1280, "height": 800})
         tab.goto(path.as_uri() + fragment)
         mark = "performance.getEntriesByName('attnviz:first-head')[0]?.startTime"
-        tab.wait_for_function(f"{mark} !== undefined")
+        tab.wait_for_function(f"() => {mark} !== undefined")
         taken.append(float(tab.evaluate(mark)) / 1000)
         tab.close()
     return statistics.median(taken)
@@ -108,7 +108,7 @@ def hovering(browser: Browser, path: Path) -> tuple[float, float]:
     """Milliseconds of work in a frame while hovering: the median, and the 95th percentile."""
     tab = browser.new_page(viewport={"width": 1280, "height": 800})
     tab.goto(path.as_uri() + "#view=head&layer=3&head=2")
-    tab.wait_for_function("performance.getEntriesByName('attnviz:first-head').length")
+    tab.wait_for_function("() => performance.getEntriesByName('attnviz:first-head').length")
     taken = sorted(tab.evaluate(HOVER))
     tab.close()
     return taken[len(taken) // 2], taken[len(taken) * 95 // 100]

@@ -28,7 +28,7 @@ function ranking(kind, onLink) {
   const none = el("p", { class: "none" }, "");
   const root = el("section", { class: `ranking links ${kind}` }, about, el("ol", {}, ...rows.map((r) => r.row)), none);
   function update(head, title, found, chosen) {
-    about.textContent = title;
+    about.replaceChildren(...title); // a token may run from right to left, and the words about it do not
     none.textContent = facts.top ? "nothing" : "single weights were left out to keep this page small";
     none.hidden = found.length > 0;
     const [first, nameOf] = kind === "looks" ? [head.firstKey, parts.keyName] : [head.firstQuery, parts.queryName];
@@ -205,8 +205,9 @@ export function beside({ onKey, onQuery, onFollow, onPlace, onRank, onHead }) {
     if (head.empty) return;
     const { query: q, key: k, pinned, view } = state.state;
     const [own, other] = tokensOf();
-    looks.update(head, `“${parts.queryName(head, own, 18)}” #${parts.number(own, head.firstQuery)} looks at`, head.top(own), view === "head" ? k : -1);
-    seen.update(head, `“${parts.keyName(head, other, 18)}” #${parts.number(other, head.firstKey)} is looked at by`, head.seenBy(other, LIST_LENGTH), view === "head" ? q : -1);
+    const title = (name, place, does) => ["“", el("bdi", {}, name), `” #${place} ${does}`];
+    looks.update(head, title(parts.queryName(head, own, 18), parts.number(own, head.firstQuery), "looks at"), head.top(own), view === "head" ? k : -1);
+    seen.update(head, title(parts.keyName(head, other, 18), parts.number(other, head.firstKey), "is looked at by"), head.seenBy(other, LIST_LENGTH), view === "head" ? q : -1);
     if (view !== "head") return;
     const what = words.verdict(head, q, k);
     query.textContent = parts.queryName(head, q);
@@ -237,15 +238,14 @@ function acrossHeads(onRank, onHead) {
   const list = el("ol", {});
   const title = el("h2", {}, "Across heads");
   const all = el("button", { type: "button", class: "follow", onclick: onRank }, "Rank all heads by this cell");
-  const root = el("section", { class: "across", "data-picture": "no" }, title, list, all);
+  const root = el("section", { class: "across unpinned", "data-picture": "no" }, title, list, all);
   function update(found) { // [{ index, weight }], largest first; null where no cell is pinned
-    root.classList.toggle("empty", !found || facts.heads.length < 2);
+    root.classList.toggle("unpinned", !found || facts.heads.length < 2);
     if (!found) return;
-    list.replaceChildren(...found.slice(0, 5).map(({ index, text, weight }) => {
-      const bar = el("span", { class: "bar" });
-      bar.style.width = `${100 * Math.min(1, Math.max(0, weight ?? 0))}%`;
-      return el("li", {}, el("button", { type: "button", class: "link", "aria-current": String(index === state.state.head), onclick: () => onHead(index) },
-        el("span", { class: "name" }, run.headName(facts.heads[index])), el("span", { class: "at" }), el("span", { class: "track", "aria-hidden": "true" }, bar), el("span", { class: "value" }, text)));
+    list.replaceChildren(...found.slice(0, 5).map(({ index, text }) => {
+      const current = String(index === state.state.head);
+      return el("li", {}, el("button", { type: "button", class: "link", "aria-current": current, onclick: () => onHead(index) },
+        el("span", { class: "name" }, run.headName(facts.heads[index])), el("span", { class: "value" }, text)));
     }));
   }
   update(null);

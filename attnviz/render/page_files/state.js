@@ -7,9 +7,10 @@ const optionsOf = (id) => Array.from(document.querySelectorAll(`#${id} option`),
 export const VIEWS = Array.from(document.querySelectorAll('#tabs [role="tab"]'), (tab) => tab.id.slice(4));
 
 // What is chosen from lists; the first of each is what the page starts with.
+const startingWith = (first, all) => (all.includes(first) ? [first, ...all.filter((one) => one !== first)] : all);
 export const CHOICES = {
-  scale: run.single ? optionsOf("scale") : ["all", "head"],
-  curve: run.single ? ["linear", "root", "log"] : ["log", "linear", "root"],
+  scale: startingWith(run.facts.scale, run.single ? optionsOf("scale") : ["all", "head"]),
+  curve: startingWith(run.facts.curve, run.single ? ["linear", "root", "log"] : ["log", "linear", "root"]),
   pixel: optionsOf("pixel"),
   statistic: Object.keys(run.facts.statistics),
   sort: ["place", "up", "down"],
