@@ -338,8 +338,8 @@ class _Writer:
         if "q_rotated" in e.done_to_q:
             page.say(
                 "Then pairs of its numbers are rotated by angles that grow with the token's "
-                "position (rotary positions). Keys are rotated in the same way, so that q·k depends "
-                "on their distance. q and k are shown after the rotation."
+                "position (rotary positions). Keys are rotated in the same way, so that q·k "
+                "depends on their distance. q and k are shown after the rotation."
             )
         entries = [*self._vector(e.q[:n], self.digits.vector), *([] if n == d_k else ["…"])]
         page.say("q =", *_listed(entries), indent="  ")
