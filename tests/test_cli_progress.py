@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import io
+import os
+import select
 import sys
 import time
 
@@ -75,3 +77,25 @@ def test_a_bar_that_comes_too_late_stays_away(monkeypatch: pytest.MonkeyPatch) -
         pass
     work._appear()
     assert (work._bar, terminal.getvalue()) == (None, "")
+
+
+def test_a_bar_that_appears_while_descriptor_2_is_turned_away_is_seen(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As Ray's start is silenced; the terminal is a pseudo-terminal, read by another descriptor."""
+    monkeypatch.setattr(progress, "PATIENCE", 0.05)
+    ours, theirs = os.openpty()
+    with open(theirs, "w") as terminal, open(os.devnull, "w") as nowhere:  # noqa: PTH123
+        monkeypatch.setattr(sys, "stderr", terminal)
+        monkeypatch.setenv("TERM", "xterm")
+        kept = os.dup(theirs)
+        with Work() as work:
+            work.stage("opening")
+            os.dup2(nowhere.fileno(), theirs)
+            seen = b""
+            while b"opening" not in seen:
+                assert select.select([ours], [], [], 10)[0], seen
+                seen += os.read(ours, 4096)
+            os.dup2(kept, theirs)
+        os.close(kept)
+    os.close(ours)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import os
+import re
 import subprocess
 import sys
 import time
@@ -15,10 +16,15 @@ import pytest
 from pyarrow import parquet
 from real_models import minilm
 
+import attnviz
 from attnviz.cli.main import call
+from attnviz.corpus import documents as documents_module
+from attnviz.corpus import measure_corpus as measure_module
+from attnviz.corpus.batches import Shard
 from attnviz.saved_runs import load
 
 SMALL = ["--d-model", "14", "--n-heads", "2", "--dtype", "float64"]
+SAMPLES = Path(__file__).parent.parent / "samples"
 TEXTS = ["The cat sat on the mat.", "A dog came in, and the cat ran away.", "It sat."]
 
 
@@ -57,10 +63,12 @@ def test_texts_files_and_saved_runs_give_the_same(
     assert given["source"] == "a layer from flags, untrained, seed 0"
     filed = document(capsys, "--file", "a.txt", *flags)
     jsoned = document(capsys, "--file", "a.jsonl", "--field", "body", *flags)
-    assert call(["run", *TEXTS, *flags, "-q", "-o", "run.npz"]) == 0
-    saved = document(capsys, "--saved", "run.npz")
-    for other in (filed, jsoned, saved):
-        for name, values in figures(given).items():
+    trained = ["--weights", str(SAMPLES / "trained/induction.safetensors"), "--causal"]
+    known = ["the old fox met a young owl .", "cat dog sun cat", "the owl sat"]
+    assert call(["run", *known, *trained, "-q", "-o", "run.npz"]) == 0
+    saved, measured = document(capsys, "--saved", "run.npz"), document(capsys, *known, *trained)
+    for one, other in ((given, filed), (given, jsoned), (measured, saved)):
+        for name, values in figures(one).items():
             np.testing.assert_allclose(figures(other)[name], values, atol=1e-10, err_msg=name)
     assert saved["source"] == load(here / "run.npz").source
 
@@ -91,7 +99,7 @@ def test_a_model_over_a_corpus(capsys: pytest.CaptureFixture[str], here: Path) -
     assert (head["class"], head["layer"], head["head"]) == ("previous", 0, 2)
     assert head["sentence"].startswith("layer 0 head 2: looks at the previous token, 0.")
     assert found["gold_offsets"][""] == {"offset": 1, "accuracy": 1.0}
-    assert set(found["agreement"]) == {"bits", "order", "linkage"}
+    assert set(found["agreement"]) == {"documents", "bits", "order", "linkage"}
     assert sorted(found["agreement"]["order"]) == list(range(72))
     assert found["probe"]["first_copy"] is None
     assert 0 <= head["prefix_matching"] <= 1
@@ -206,7 +214,7 @@ def test_a_stopped_run_goes_on(capsys: pytest.CaptureFixture[str], here: Path) -
     whole = document(capsys, *command)
     resumable = [*command, "--checkpoint", "c.npz"]
     script = (
-        "import sys, attnviz.corpus.drive as d, attnviz.cli.main as m\n"
+        "import sys, attnviz.corpus.measure_corpus as d, attnviz.cli.main as m\n"
         "plain = d.Keeper.add\n"
         "def add(self, *rest):\n"
         "    plain(self, *rest)\n"
@@ -221,12 +229,12 @@ def test_a_stopped_run_goes_on(capsys: pytest.CaptureFixture[str], here: Path) -
     _, err = running.communicate()
     assert running.returncode == 130
     assert err.decode() == (
-        "what has been measured is in c.npz; --resume goes on\n"
+        "what has been measured is in c.npz; --resume continues from it\n"
         "attnviz: stopped; no file was left half written\n"
     )
     assert call(["stats", *resumable]) == 2
     assert capsys.readouterr().err == (
-        "attnviz: c.npz exists; --resume goes on from it, --force begins anew\n"
+        "attnviz: c.npz exists; --resume resumes from it, --force starts again\n"
     )
     assert document(capsys, *resumable, "--resume") == whole
     assert document(capsys, *resumable, "--resume") == whole  # nothing is left to do
@@ -236,6 +244,20 @@ def test_a_stopped_run_goes_on(capsys: pytest.CaptureFixture[str], here: Path) -
     assert call(["stats", *resumable, "--resume"]) == 2
     capsys.readouterr()
     assert document(capsys, *resumable, "--force") == whole
+
+
+def test_resume_without_a_checkpoint_starts_from_the_beginning(
+    capsys: pytest.CaptureFixture[str], here: Path
+) -> None:
+    """A job's script has one command line, for its first start and for all later ones."""
+    command = ["stats", "a cat sat", *SMALL, "--checkpoint", "c.npz", "--resume"]
+    assert call(command) == 0
+    first = capsys.readouterr()
+    assert first.err == (
+        "--resume: there is no checkpoint c.npz yet; starting from the beginning\nWrote c.npz\n"
+    )
+    assert call(command) == 0
+    assert capsys.readouterr() == (first.out, "Wrote c.npz\n")
 
 
 @pytest.mark.filterwarnings("ignore")
@@ -274,11 +296,11 @@ MESSAGES = [
     (["a", "--sort", "gold det", "--gold", "gold.jsonl"],
      "--sort gold det: no pair of --gold has that label; labels are nsubj"),
     (["a", "--sort", "gold det"],
-     "--sort gold det is no figure of heads; near ones are gold"),
+     "--sort gold det is no measure of heads; near ones are gold"),
     (["a", "--checkpoint", "folder"], "folder is a folder; a file is expected there"),
     (["a", "--checkpoint", "folder", "--force"], "folder is a folder; a file is expected there"),
     (["a", "--checkpoint", "x.csv", "-o", "x.csv"],
-     "x.csv would be a checkpoint and an output; give each its own path"),
+     "x.csv is both a checkpoint and an output; give each its own path"),
     (["a", "--checkpoint", "empty.txt", "--resume"],
      "empty.txt is no .npz archive, or a damaged one: File is not a zip file"),
     (["--saved", "r.npz", "--tokenizer", "chars"],
@@ -287,12 +309,12 @@ MESSAGES = [
      "--saved folder: is a folder; a pattern takes its files, 'folder/*.npz', say"),
     (["a", "--probe", "deduction"], "--probe is 'deduction'; it must be one of induction"),
     (["a", "--sort", "entropi"],
-     "--sort entropi is no figure of heads; near ones are entropy, entropy_first"),
+     "--sort entropi is no measure of heads; near ones are entropy, entropy_first"),
     (["a", "--measure", "prefix_matching"],
-     "--measure prefix_matching is not measured: it wants --probe induction"),
-    (["a", "--sort", "gold"], "--sort gold is not measured: it wants --gold"),
+     "--measure prefix_matching is not measured: it needs --probe induction"),
+    (["a", "--sort", "gold"], "--sort gold is not measured: it needs --gold"),
     (["a", "--measures", "where", "--sort", "keys"],
-     "--sort keys is not measured: it wants another group in --measures"),
+     "--sort keys is not measured: it needs another group in --measures"),
     (["a", "-o", "x.txt"],
      "-o x.txt: unknown suffix .txt; known are .json .csv .parquet .html .png .svg .pdf"),
     (["a", "--agreement-out", "x"],
@@ -303,7 +325,6 @@ MESSAGES = [
     (["a", "--workers", "2"], "--workers goes with --engine ray"),
     (["a", "--address", "x:1"], "--address goes with --engine ray"),
     (["a", "--resume"], "--resume goes on from a checkpoint: name it with --checkpoint FILE"),
-    (["a", "--checkpoint", "c.npz", "--resume"], "--resume: there is no checkpoint c.npz"),
     (["a", "--checkpoint", "no/c.npz"], "--checkpoint no/c.npz: its folder is not there"),
     (["a", "--mask", "m.csv"], "--mask FILE fits one batch of texts, and a corpus has many"),
     (["a", "--no-padding-mask"], "--padding-mask: padding is never looked at in a corpus"),
@@ -348,10 +369,10 @@ def test_a_flow_that_cannot_be_is_refused_before_the_long_work(
     text: str,
     message: str,
 ) -> None:
-    def drive(*_: object, **__: object) -> None:
+    def measure(*_: object, **__: object) -> None:
         raise AssertionError("the corpus is measured")
 
-    monkeypatch.setattr("attnviz.corpus.drive.drive", drive)
+    monkeypatch.setattr("attnviz.cli.stats_run.measure_corpus", measure)
     if "exists" in message:
         (here / "f.png").touch()
     assert call(["stats", text, *SMALL, "--flow", "f.png", "-o", "h.csv"]) == 2
@@ -396,6 +417,130 @@ def test_the_figure_of_a_label(capsys: pytest.CaptureFixture[str], here: Path) -
     cut = [*flags, "--max-len", "2", "--sort", "gold nsubj", "--measure", "gold nsubj"]
     assert call(["stats", *cut]) == 3
     assert "--sort gold nsubj: no such pair was measured\n" in capsys.readouterr().err
+
+
+def test_annotated_documents_are_read_once(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], here: Path
+) -> None:
+    passes: list[Path] = []
+    read_lines = documents_module._lines
+
+    def counted(raw: object, path: Path, *rest: object) -> object:
+        passes.append(path)
+        return read_lines(raw, path, *rest)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(documents_module, "_lines", counted)
+    weights = str(SAMPLES / "trained" / "induction.safetensors")
+    flags = ["--gold", "gold.jsonl", "--weights", weights, "--measure", "gold nsubj", "--sort"]
+    (here / "gold.jsonl").write_text(
+        '{"words": ["a", "cat", "sat"], "pairs": [[1, 0, "det"], [2, 1, "nsubj"]]}\n'
+        '{"words": ["the", "old", "fox", "met"], "pairs": [[3, 0, "nsubj"], [2, 1, "nsubj"]]}\n'
+    )
+    made = document(capsys, *flags, "gold det")
+    assert passes == [Path("gold.jsonl")]
+    assert made["gold_offsets"] == {
+        "": {"offset": -1, "accuracy": 0.75},
+        "det": {"offset": -1, "accuracy": 1.0},
+        "nsubj": {"offset": -1, "accuracy": 2 / 3},
+    }
+
+
+def test_a_json_file_is_read_as_run_reads_it(
+    capsys: pytest.CaptureFixture[str], here: Path
+) -> None:
+    """One list of tokens, or a list of lists and objects, on any number of lines."""
+    (here / "batch.json").write_text(
+        '[\n ["a", "b c"],\n {"tokens": ["d"]},\n {"text": "e f"}\n]\n'
+    )
+    (here / "one.json").write_text('[\n "a",\n "b c"\n]\n')
+    (here / "lines.json").write_text('["a", "b c"]\n["d"]\n"e f"\n')
+    batch = document(capsys, "--file", "batch.json", *SMALL)
+    assert (batch["documents"], batch["tokens"]) == (3, 5)
+    assert document(capsys, "--file", "lines.json", *SMALL) == batch
+    one = document(capsys, "--file", "one.json", *SMALL)
+    assert (one["documents"], one["tokens"]) == (1, 2)
+    assert call(["run", "--file", "batch.json", *SMALL, "--no-trace", "-o", "x.npz"]) == 0
+    capsys.readouterr()
+    assert attnviz.load("x.npz").lengths.tolist() == [2, 1, 2]
+    (here / "bad.json").write_text('[["a"], [3], {"body": "b"}]')
+    made = document(capsys, "--file", "bad.json", *SMALL, code=3)
+    assert [bad["document"] for bad in made["bad"]] == ["bad.json, item 1", "bad.json, item 2"]
+    fields = document(capsys, "--file", "bad.json", "--field", "body", *SMALL, code=3)
+    assert (fields["documents"], fields["n_bad"]) == (1, 2)
+
+
+def test_heads_are_only_drawn_as_alike_where_some_were_compared(
+    capsys: pytest.CaptureFixture[str], here: Path
+) -> None:
+    (here / "a.txt").write_text("a b\n" + "c " * 257 + "\nd e f\n" + "g\n" * 9)
+    made = document(capsys, "--file", "a.txt", *SMALL, "--agreement-out", "a.svg")
+    assert (made["documents"], made["agreement"]["documents"]) == (12, 9)
+    assert "seed 0; 9 documents" in re.sub(r"<[^>]*>", "", (here / "a.svg").read_text())
+    (here / "long.txt").write_text("c " * 257 + "\n" + "d " * 300 + "\na b\n")
+    command = ["stats", "--file", "long.txt", *SMALL, "--agreement-out", "b.png"]
+    assert call([*command, "--agreement", "2", "-o", "x.csv"]) == 2
+    assert capsys.readouterr() == (
+        "",
+        "attnviz: --agreement-out: none of the first 2 documents has at most 256 tokens, and heads "
+        "are compared on such documents only; --max-len 256 cuts documents, --agreement N compares "
+        "more of them\n",
+    )
+    assert call([*command, "--agreement", "1"]) == 2
+    assert "--agreement-out: the first document has not at most 256" in capsys.readouterr().err
+    assert {path.name for path in here.iterdir()} == {"a.txt", "a.svg", "long.txt"}
+    assert call([*command, "--agreement", "2", "--max-len", "256"]) == 0
+
+
+def test_an_agreement_that_cannot_be_had_ends_the_work_after_its_first_shards(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], here: Path
+) -> None:
+    (here / "a.txt").write_text(("c " * 257 + "\n") * 2 + "a\n" * 600)
+    measured: list[int] = []
+    measure_shard = measure_module.measure_shard
+
+    def counted(source: object, shard: Shard, *rest: object) -> object:
+        measured.append(shard.number)
+        return measure_shard(source, shard, *rest)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(measure_module, "measure_shard", counted)
+    command = ["stats", "--file", "a.txt", *SMALL, "--agreement-out", "b.png", "--agreement", "2"]
+    assert call(command) == 2
+    assert measured == [0]
+    assert "none of the first 2 documents" in capsys.readouterr().err
+
+
+def test_saved_runs_whose_weights_are_wrong_are_reported(
+    capsys: pytest.CaptureFixture[str], here: Path
+) -> None:
+    weights = np.full((2, 3, 3), 1 / 3)
+    np.save(here / "right.npy", weights)
+    np.save(here / "short.npy", weights * 0.9)
+    weights[1, 2, 0] = np.nan
+    np.save(here / "nan.npy", weights)
+    files = [flag for name in ("right", "short", "nan") for flag in ("--saved", f"{name}.npy")]
+    assert call(["stats", *files]) == 0
+    err = capsys.readouterr().err
+    assert "short.npy: rows sum to 0.9, not to 1; attnviz check names every place\n" in err
+    assert (
+        "nan.npy: 1 of the weights are NaN or infinite: they are marked as such; attnviz "
+        "check names every place\n"
+    ) in err
+    assert err.count("right.npy: ") == 1  # how its axes were read
+
+
+def test_a_thousand_notes_are_cut(capsys: pytest.CaptureFixture[str], here: Path) -> None:
+    for i in range(13):
+        np.save(here / f"{i:02}.npy", np.full((1, 2, 2), 0.4))
+    assert call(["stats", "--saved", "*.npy"]) == 0
+    err = capsys.readouterr().err
+    assert "more notes\n" in err
+    assert err.count("rows sum to 0.8") <= 10
+
+
+def test_offsets_in_json_are_those_that_a_text_has(capsys: pytest.CaptureFixture[str]) -> None:
+    made = document(capsys, "a b c d e", "f g", *SMALL)["offsets"]
+    assert made["offsets"] == list(range(-4, 5))
+    assert None not in np.array(made["shares"]).ravel().tolist()
 
 
 def test_streams_with_fields_and_named_pipes(here: Path) -> None:

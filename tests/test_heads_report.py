@@ -15,7 +15,7 @@ from rich.color import Color, ColorSystem
 from rich.console import Console
 
 from attnviz.measures.glossary import GLOSSARY
-from attnviz.measures.kinds import THRESHOLDS
+from attnviz.measures.head_classes import THRESHOLDS
 from attnviz.render import fonts
 from attnviz.render.console import make_console
 from attnviz.render.figure_options import FigureOptions

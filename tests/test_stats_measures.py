@@ -16,10 +16,10 @@ import attnviz.measures.block as block_module
 import attnviz.measures.sums as sums_module
 from attnviz.errors import ConfigError
 from attnviz.measures.block import Annotation, Block, Texts, texts_of_tokens
+from attnviz.measures.head_classes import classify, form_of
 from attnviz.measures.induction import Induction, repeated
-from attnviz.measures.kinds import classify, form_of
 from attnviz.measures.measures import DEFAULT, GROUPS, Measures, Options, merge_all
-from attnviz.measures.words import PUNCTUATION, SEPARATOR, SPECIAL, kind_of
+from attnviz.measures.token_kinds import PUNCTUATION, SEPARATOR, SPECIAL, kind_of
 
 ALL = Options(GROUPS, window=2, first=3)
 LENGTHS = (13, 7, 11, 2, 1)

@@ -13,8 +13,8 @@ from attnviz.errors import InputError
 from attnviz.measures.agreement import SMOOTHING, clustered
 from attnviz.measures.block import Annotation, Block, texts_of_tokens
 from attnviz.measures.flow import flow, rollout, with_residual
-from attnviz.measures.gold import best_offsets
-from attnviz.measures.kinds import FORM_THRESHOLDS, THRESHOLDS, classify, form_of
+from attnviz.measures.gold import Gold
+from attnviz.measures.head_classes import FORM_THRESHOLDS, THRESHOLDS, classify, form_of
 from attnviz.measures.measures import Measures, Options
 
 # ── agreement ────────────────────────────────────────────────────────────────────────────────
@@ -159,14 +159,20 @@ def test_a_weight_that_is_no_number_finds_nothing_and_misses_nothing() -> None:
 
 
 def test_best_offsets() -> None:
-    one = Annotation(((0, 1, "a"), (1, 2, "a"), (5, 3, "b")), ())
-    two = Annotation(((5, 4, "b"), (7, 5, "b")), ())
-    assert best_offsets([one, two]) == {
-        "a": (1, 1.0),
-        "b": (-2, 2 / 3),
-        "": (-2, 2 / 5),
-    }
-    assert best_offsets([]) == {}
+    """Counted in each document once, whatever the layers; parts merge."""
+    one = Annotation(((0, 1, "a"), (1, 2, "a"), (5, 3, "b")), tuple(range(8)))
+    two = Annotation(((5, 4, "b"), (7, 5, "b")), tuple(range(8)))
+    parts = []
+    for number, annotation in enumerate((one, two)):
+        tokens, gold = [list("abcdefgh")], Gold(2, 3)
+        texts = texts_of_tokens([number], tokens, np.array([8]), annotations={number: annotation})
+        for layer in range(2):
+            gold.update(Block(layer, np.full((1, 3, 8, 8), 1 / 8), texts))
+        parts.append(gold)
+    expected = {"": (-2, 2 / 5), "a": (1, 1.0), "b": (-2, 2 / 3)}
+    assert parts[0].merge(parts[1]).best_offsets() == expected
+    assert parts[1].merge(parts[0]).best_offsets() == expected
+    assert Gold(2, 3).best_offsets() == {}
 
 
 # ── rollout and flow ─────────────────────────────────────────────────────────────────────────

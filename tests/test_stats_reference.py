@@ -13,7 +13,7 @@ import pytest
 
 from attnviz.measures.block import Block, Texts, make_side
 from attnviz.measures.measures import DEFAULT, Measures, Options
-from attnviz.measures.words import kind_of
+from attnviz.measures.token_kinds import kind_of
 
 DATA = Path(__file__).parent / "data" / "stats"
 KNOWN = np.load(DATA / "minilm_head_measures.npz")

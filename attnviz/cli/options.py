@@ -258,7 +258,7 @@ class ModelFlags:
             "--attention",
             panel=MODEL,
             metavar="NAME",
-            help="encoder, decoder or cross (with --keys for the encoder's text), text or vision.",
+            help="encoder, decoder or cross (keys are the encoder's text), text or vision.",
         ),
     ] = None
     max_len: Annotated[

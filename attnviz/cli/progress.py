@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import threading
 from types import TracebackType
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Self, TextIO
 
 if TYPE_CHECKING:
     from rich.progress import Progress, TaskID
@@ -27,11 +28,13 @@ class Work:
         self._unit = ""
         self._over = False
         self._bar: tuple[Progress, TaskID] | None = None
+        self._stream: TextIO = sys.stderr
         self._timer = threading.Timer(PATIENCE, self._appear)
         self._timer.daemon = True
 
     def __enter__(self) -> Self:
         if sys.stderr is not None and sys.stderr.isatty():
+            self._stream = _own_stream(sys.stderr)
             self._timer.start()
         return self
 
@@ -60,6 +63,8 @@ class Work:
             self._over = True
             if self._bar is not None:
                 self._bar[0].stop()
+        if self._stream is not sys.stderr:
+            self._stream.close()
 
     def _update(self, stage: tuple[str, int | None, int]) -> None:
         with self._lock:
@@ -90,15 +95,28 @@ class Work:
                 unit = task.fields["unit"]
                 return Text(f"{_short(task.speed)} {unit}/s" if unit and task.speed else "")
 
-        name, total, done = self._stage
         columns = (TextColumn("{task.description}"), BarColumn(), TimeRemainingColumn(), Rate())
-        bar = Progress(*columns, console=make_console(sys.stderr), transient=True)
         with self._lock:
-            if self._over:  # the work ended while the bar was being made
+            if self._over:  # the work ended meanwhile
                 return
+            bar = Progress(*columns, console=make_console(self._stream), transient=True)
+            name, total, done = self._stage
             task = bar.add_task(name, total=total, completed=done, unit=self._unit)
             self._bar = (bar, task)
             bar.start()
+
+
+def _own_stream(stream: TextIO) -> TextIO:
+    """The terminal of `stream` by a descriptor of its own.
+
+    Libraries are silenced by turning descriptor 2 away for a moment. A bar that starts in such a
+    moment would find no terminal there, and stay away for good.
+    """
+    try:
+        number = os.dup(stream.fileno())
+    except (OSError, ValueError):  # a stream that is no file
+        return stream
+    return open(number, "w", encoding=stream.encoding, errors=stream.errors)  # noqa: PTH123
 
 
 def _short(n: float) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
@@ -35,6 +36,30 @@ def shards(documents: Iterable[tuple[Document | Bad, int]], size: int = SHARD) -
             held, number = [], number + 1
     if held:
         yield Shard(number, tuple(held), position)
+
+
+def shard_as_json(shard: Shard) -> bytes:
+    """The documents of a shard as JSON, as they travel to a worker."""
+    rows = [
+        [each.number, each.name, each.why]
+        if isinstance(each, Bad)
+        else [each.number, each.name, each.content, each.pairs]
+        for each in shard.found
+    ]
+    return json.dumps(rows).encode("ascii")
+
+
+def shard_from_json(documents: bytes, number: int, position: int) -> Shard:
+    """What `shard_as_json` made."""
+    found: list[Document | Bad] = []
+    for row in json.loads(documents):
+        if len(row) == 3:
+            found.append(Bad(*row))
+        else:
+            content = row[2] if isinstance(row[2], str) else tuple(row[2])
+            pairs = None if row[3] is None else tuple(tuple(pair) for pair in row[3])
+            found.append(Document(row[0], row[1], content, pairs))
+    return Shard(number, tuple(found), position)
 
 
 def batches(

@@ -12,13 +12,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from attnviz.corpus.reader import Facts
-from attnviz.corpus.tally import Part, Tally
+from attnviz.corpus.measured_shards import MeasuredShards
 from attnviz.errors import InputError, printable, why_unreadable
-from attnviz.measures.measures import Measures, Options
+from attnviz.measures.measures import Options
 from attnviz.npy import read_npz
 
-FORMAT, VERSION = "attnviz.measures.checkpoint", 3
+FORMAT, VERSION = "attnviz.measures.checkpoint", 4
 
 
 @dataclass(frozen=True)
@@ -31,15 +30,14 @@ class Checkpoint:
     path: Path
     what: str
 
-    def save(self, shards: Collection[int], part: Part | None) -> None:
+    def save(self, shards: Collection[int], part: MeasuredShards | None) -> None:
         """Write beside the file, then put it in its place: a crash leaves the old or the new."""
         facts = {
             "format": FORMAT,
             "version": VERSION,
             "what": self.what,
             "shards": _ranges(shards),
-            "tally": part and part.tally.as_dict(),
-            "source": part and vars(part.facts),
+            "part": part and part.header(),
         }
         sums = {} if part is None else part.measures.state()
         beside = self.path.with_name(f".{self.path.name}.{os.getpid()}")
@@ -55,11 +53,14 @@ class Checkpoint:
         finally:
             beside.unlink(missing_ok=True)
 
-    def load(self, options: Options) -> tuple[set[int], Part | None]:
+    def load(self, options: Options) -> tuple[set[int], MeasuredShards | None]:
         """(numbers of the shards that are done, their measures if there are any).
 
-        Raises `InputError` for another's file.
+        Nothing is done where there is no file yet: a job has one command line for its first start
+        and for every later one. Raises `InputError` for another's file.
         """
+        if not self.path.exists():
+            return set(), None
         shown = printable(self.path)
         try:
             arrays = self._read()
@@ -72,21 +73,17 @@ class Checkpoint:
                     f"{VERSION}"
                 )
             if facts["what"] == self.what:
-                if facts["source"] is None:
+                if facts["part"] is None:
                     return set(), None
-                source = Facts.from_dict(facts["source"])
-                if source.n_layers * source.n_heads > max(a.size for a in arrays.values()):
-                    raise ValueError("it holds fewer heads than it says")  # before memory is taken
-                measures = Measures(source.n_layers, source.n_heads, options).load(arrays)
                 done = {i for start, stop in facts["shards"] for i in range(start, stop)}
-                return done, Part(measures, Tally.from_dict(facts["tally"]), source)
+                return done, MeasuredShards.of_state(facts["part"], arrays, options)
         except InputError:
             raise
         except Exception as error:  # of a file that somebody else wrote, anything can be wrong
             raise InputError(f"{shown} is no checkpoint: {printable(error)}") from None
         raise InputError(
-            f"{shown} is of other documents, another model or other measures: it can only be gone "
-            "on from with the same; --force begins anew"
+            f"{shown} is of other documents, another model or other measures, and can only be "
+            "resumed with the same; --force starts again"
         )
 
     def _read(self) -> dict[str, npt.NDArray[Any]]:

@@ -25,16 +25,16 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from attnviz.corpus.batches import Shard
+from attnviz.corpus.batches import shard_from_json
 from attnviz.corpus.checkpoint import Checkpoint
-from attnviz.corpus.documents import Bad, Corpus, Document
-from attnviz.corpus.drive import EVERY, Tell, keeping
+from attnviz.corpus.documents import Corpus
+from attnviz.corpus.measure_corpus import EVERY, Tell, keeping
+from attnviz.corpus.measured_shards import MeasuredShards, SpoiledError, measure_shard
 from attnviz.corpus.opening import Opening
-from attnviz.corpus.reader import CorpusReader, Facts
-from attnviz.corpus.tally import Part, SpoiledError, Tally, measure_shard
+from attnviz.corpus.reader import CorpusReader
 from attnviz.errors import AttnvizError, ConfigError, InputError, printable
 from attnviz.machine import require_package
-from attnviz.measures.measures import Measures, Options
+from attnviz.measures.measures import Options
 
 FAN_IN = 8
 """Measures that a task merges."""
@@ -68,7 +68,7 @@ def ray_at(address: str | None = None, workers: int | None = None) -> Iterator[N
             ray.shutdown()
 
 
-def drive_on_ray(
+def measure_on_ray(
     opening: Opening,
     corpus: Corpus,
     options: Options,
@@ -80,18 +80,18 @@ def drive_on_ray(
     tell: Tell = lambda _: None,
     every: float = EVERY,
     gpus: float = 0,
-) -> Part | None:
+) -> MeasuredShards | None:
     """Measure a corpus on the Ray that one is connected to.
 
-    The figures are those of `drive`, but for the order of sums. `opening` is called in each of the
-    `workers`, as many as there are CPUs when None, and nowhere else: the machine that drives needs
+    The measures are those of `measure_corpus`, but for the order of sums. `opening` is called in
+    each of the `workers` (None: as many as there are CPUs) and nowhere else: this machine needs
     neither the memory for the model nor a GPU. Each worker has one CPU and `gpus` GPUs.
     """
     with keeping(options, checkpoint, resume, tell, every) as keeper:
         for row in _measured(opening, corpus, keeper.done, options, workers, gpus):
             part, numbers, position = _unpacked(row, options)
-            if strict and part.tally.bad:
-                first = part.tally.named[0]
+            if strict and part.counts.bad:
+                first = part.counts.named[0]
                 raise SpoiledError(f"{first.name} {first.why}")
             keeper.add(part, numbers, position)
         return keeper.part
@@ -189,7 +189,7 @@ def _measured(
     import ray
     from ray.data import ActorPoolStrategy, DataContext
 
-    from attnviz.corpus.ray_reading import ShardSource
+    from attnviz.corpus.ray_shards import ShardSource
 
     context = DataContext.get_current()
     context.enable_progress_bars = False
@@ -208,7 +208,7 @@ def _measured(
         raise ConfigError("--device cuda: this Ray has no GPU; --device cpu runs everywhere")
     n = workers or int(resources.get("CPU", 1))
     measured = rows.map_batches(
-        Worker,
+        ShardWorker,
         batch_size=1,
         fn_constructor_args=(opening, options),
         compute=ActorPoolStrategy(size=n),
@@ -228,7 +228,7 @@ def _measured(
         raise AttnvizError(f"a process of Ray fails: {printable(last, 300)}") from error
 
 
-class Worker:
+class ShardWorker:
     """An actor's own source; called with a shard, it returns what it measured of it."""
 
     def __init__(self, opening: Opening, options: Options) -> None:
@@ -243,7 +243,9 @@ class Worker:
             self._source = error
 
     def __call__(self, batch: dict[str, npt.NDArray[Any]]) -> dict[str, list[Any]]:
-        shard = shard_of(batch["documents"][0], int(batch["shard"][0]), int(batch["position"][0]))
+        shard = shard_from_json(
+            batch["documents"][0], int(batch["shard"][0]), int(batch["position"][0])
+        )
         try:
             if isinstance(self._source, AttnvizError):
                 raise self._source
@@ -271,50 +273,19 @@ def merge_rows(batch: dict[str, npt.NDArray[Any]], options: Options) -> dict[str
 # ── rows of Ray Data ─────────────────────────────────────────────────────────────────────────
 
 
-def packed_shard(shard: Shard) -> bytes:
-    """A shard's documents as JSON."""
-    rows = [
-        [each.number, each.name, each.why]
-        if isinstance(each, Bad)
-        else [each.number, each.name, each.content, each.pairs]
-        for each in shard.found
-    ]
-    return json.dumps(rows).encode("ascii")
-
-
-def shard_of(documents: bytes, number: int, position: int) -> Shard:
-    """What `packed_shard` packed."""
-    found: list[Document | Bad] = []
-    for row in json.loads(documents):
-        if len(row) == 3:
-            found.append(Bad(*row))
-        else:
-            content = row[2] if isinstance(row[2], str) else tuple(row[2])
-            pairs = None if row[3] is None else tuple(tuple(pair) for pair in row[3])
-            found.append(Document(row[0], row[1], content, pairs))
-    return Shard(number, tuple(found), position)
-
-
-def _row(part: Part, shards: list[int], position: int) -> dict[str, list[Any]]:
+def _row(part: MeasuredShards, shards: list[int], position: int) -> dict[str, list[Any]]:
     stream = io.BytesIO()
     np.savez(stream, allow_pickle=False, **part.measures.state())
-    facts = {
-        "shards": shards,
-        "position": position,
-        "tally": part.tally.as_dict(),
-        "source": vars(part.facts),
-    }
+    facts = {"shards": shards, "position": position, **part.header()}
     return {"part": [stream.getvalue()], "facts": [json.dumps(facts)]}
 
 
-def _unpacked(row: dict[str, Any], options: Options) -> tuple[Part, list[int], int]:
+def _unpacked(row: dict[str, Any], options: Options) -> tuple[MeasuredShards, list[int], int]:
     """(part, numbers of its shards, position). Raises what a worker failed with."""
     facts = json.loads(row["facts"])
     if "error" in facts:
         code, text = facts["error"]
         raise (InputError if code == InputError.exit_code else AttnvizError)(text)
-    source = Facts.from_dict(facts["source"])
-    with np.load(io.BytesIO(row["part"]), allow_pickle=False) as state:
-        measures = Measures(source.n_layers, source.n_heads, options).load(dict(state))
-    part = Part(measures, Tally.from_dict(facts["tally"]), source)
+    with np.load(io.BytesIO(row["part"]), allow_pickle=False) as sums:
+        part = MeasuredShards.of_state(facts, dict(sums), options)
     return part, facts["shards"], facts["position"]

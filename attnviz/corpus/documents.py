@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from attnviz.corpus.unpacking import PACKED, UNREADABLE, as_utf8, has_byte_lines, unpacked
+from attnviz.corpus.byte_streams import PACKED, UNREADABLE, as_utf8, has_byte_lines, unpacked
 from attnviz.errors import ConfigError, InputError, printable, why_unreadable
 
 LONGEST_LINE = 2**26
@@ -145,6 +145,10 @@ def _file(
             yield from _parquet(path, shown, field)
             return
         with path.open("rb") as raw:
+            values = None if is_gold else _whole_json(raw, path, shown, encoding)
+            if values is not None:
+                yield from _values(values, shown, field, path.stat().st_size)
+                return
             yield from _lines(raw, path, shown, field, encoding, is_gold)
     except OSError as error:  # gone, or no permission
         raise InputError(f"{shown}: {why_unreadable(path, error)}") from None
@@ -160,6 +164,42 @@ def _form(path: Path) -> tuple[str, str]:
     suffixes = ["", *(suffix.lower() for suffix in path.suffixes)]
     packed = suffixes.pop() if suffixes[-1] in PACKED else ""
     return suffixes[-1], packed
+
+
+def _whole_json(raw: BinaryIO, path: Path, shown: str, encoding: str) -> list[Any] | None:
+    """The documents of a `.json` file that is one JSON value, as `attnviz run` reads it.
+
+    A list of lists or objects holds a document each; any other value is one document. None for JSON
+    lines, and for a file that is too large to be read whole: these are read line by line.
+    """
+    if _form(path)[0] != ".json":
+        return None
+    try:
+        data = unpacked(raw, path, shown).read(LONGEST_LINE + 1)
+        value = json.loads(data.decode(encoding).removeprefix("\ufeff"))
+    except (ValueError, RecursionError, *UNREADABLE):
+        value = data = None
+    raw.seek(0)
+    if data is None or len(data) > LONGEST_LINE:
+        return None
+    is_batch = isinstance(value, list) and any(isinstance(item, list | dict) for item in value)
+    return value if is_batch else [value]
+
+
+def _values(
+    values: list[Any], shown: str, field: str | None, size: int
+) -> Iterator[tuple[Document | Bad, int]]:
+    """The documents of a file that holds one JSON value."""
+    for i, value in enumerate(values):
+        name = f"{shown}, item {i}" if len(values) > 1 else shown
+        try:
+            content = _content(value, field)
+            if _is_empty(content):
+                continue
+            found: Document | Bad = Document(0, name, content)
+        except _NotADocumentError as error:
+            found = Bad(0, name, str(error))
+        yield found, size * (i + 1) // len(values)
 
 
 def _lines(

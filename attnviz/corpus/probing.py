@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from attnviz.corpus.batches import batches
+from attnviz.corpus.measured_shards import measured
 from attnviz.corpus.reader import CorpusReader
-from attnviz.corpus.tally import measured
 from attnviz.measures.block import Floats
 from attnviz.measures.induction import COPIES, TOKENS
 from attnviz.measures.measures import Options

@@ -77,8 +77,13 @@ class Agreement(Accumulator):
             apart[i, j] = apart[j, i] = np.maximum(divergence[both], 0.0).sum()
             rows[i, j] = rows[j, i] = both.sum()
         np.fill_diagonal(rows, counts.sum(-1))
-        for name, values in (("apart", apart), ("pair_rows", rows)):
+        for name, values in (("apart", apart), ("pair_rows", rows), ("compared", np.ones(1))):
             self.sums[name] = self.sums.get(name, 0.0) + values
+
+    @property
+    def compared(self) -> int:
+        """How many documents were compared: longer ones and later ones are not."""
+        return int(self.sums["compared"][0]) if "compared" in self.sums else 0
 
     def result(self) -> dict[str, Floats]:
         """Nothing for a single head: `divergences` has the pairs."""

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from attnviz.measures.words import SEPARATOR, kind_of
+from attnviz.measures.token_kinds import SEPARATOR, kind_of
 from attnviz.tokens import positions_of, real_places
 
 MOST_WEIGHTS = 2**18

@@ -33,6 +33,8 @@ class Gold(Accumulator):
             annotation = block.texts.annotations.get(number)
             if annotation is None or not annotation.pairs:
                 continue
+            if block.layer == 0 and block.first_head == 0:
+                self._count_offsets(annotation)
             n_words = 1 + max(max(annotation.words), *(max(pair[:2]) for pair in annotation.pairs))
             looks_at = _most_looked_at(block.text(b).exact[0], annotation.words, n_words)
             for source, target, label in annotation.pairs:
@@ -53,25 +55,30 @@ class Gold(Accumulator):
                 figures[f"gold {label}"] = by
         return figures
 
+    def _count_offsets(self, annotation: Annotation) -> None:
+        """How often a word's partner stands at each distance, `[1 1 2w + 1]`, once a document."""
+        for source, target, label in annotation.pairs:
+            for name in sorted({label, ANY}):
+                half = abs(target - source)
+                one = np.zeros((1, 1, 2 * half + 1))
+                one[..., half + target - source] = 1.0
+                self._add_widened(f"offsets {name}", one)
+
+    def best_offsets(self) -> dict[str, tuple[int, float]]:
+        """For each label, and `ANY` for all: the best fixed offset between words, its accuracy."""
+        best = {}
+        for name, counts in self.sums.items():
+            what, _, label = name.partition(" ")
+            if what == "offsets":
+                row = counts[0, 0]
+                top = int(row.argmax())
+                best[label] = (top - len(row) // 2, float(row[top] / row.sum()))
+        return best
+
     def labels(self) -> list[str]:
         """The labels of the pairs that were met."""
         kept = (name.split(" ", 1) for name in self.sums)
         return sorted(label for what, label in kept if what == "pairs")
-
-
-def best_offsets(annotations: Sequence[Annotation]) -> dict[str, tuple[int, float]]:
-    """For each label, and `ANY` for all: the best fixed offset between words, its accuracy."""
-    offsets: dict[str, list[int]] = {}
-    for annotation in annotations:
-        for source, target, label in annotation.pairs:
-            for name in {label, ANY}:
-                offsets.setdefault(name, []).append(target - source)
-    best = {}
-    for name, found in offsets.items():
-        values, counts = np.unique(found, return_counts=True)
-        top = int(counts.argmax())
-        best[name] = (int(values[top]), float(counts[top] / len(found)))
-    return best
 
 
 def _most_looked_at(weights: Floats, words: Sequence[int], n_words: int) -> Floats:

@@ -12,10 +12,10 @@ import numpy.typing as npt
 from attnviz.errors import ConfigError, printable
 from attnviz.measures.agreement import DOCUMENTS, Agreement
 from attnviz.measures.block import Block, Floats
+from attnviz.measures.evenness_rank import Evenness, Rank
 from attnviz.measures.gold import Gold
 from attnviz.measures.induction import Induction
 from attnviz.measures.offsets import Offsets
-from attnviz.measures.shape import Evenness, Rank
 from attnviz.measures.sharpness import Sharpness
 from attnviz.measures.sinks import Sinks
 from attnviz.measures.sums import Accumulator

@@ -9,7 +9,7 @@ import numpy.typing as npt
 
 from attnviz.measures.block import Block, Bools, Floats
 from attnviz.measures.sums import Accumulator, ratio
-from attnviz.measures.words import SEPARATOR
+from attnviz.measures.token_kinds import SEPARATOR
 
 SMOOTHING = 1e-4
 """The share of a row that Clark et al. 2019 spread evenly before they take its entropy."""

@@ -68,6 +68,10 @@ class Accumulator(ABC):
         self.sums[name] = mine = _widened(mine, width)
         mine[block.layer, block.heads] += _widened(values, width)  # a row for all heads, or each
 
+    def _add_widened(self, name: str, values: Floats) -> None:
+        """Add sums by offset that belong to no layer or head."""
+        self.sums[name] = _added(self.sums[name], values) if name in self.sums else values
+
     def _sum(self, name: str) -> Floats:
         """The sums of that name, zeros where there are none yet."""
         return self.sums.get(name, np.zeros((self.n_layers, self.n_heads)))

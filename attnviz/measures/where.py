@@ -8,7 +8,7 @@ import numpy as np
 
 from attnviz.measures.block import Block, Bools, Floats, Ints
 from attnviz.measures.sums import Accumulator, ratio, reach
-from attnviz.measures.words import PUNCTUATION, SEPARATOR, SPECIAL
+from attnviz.measures.token_kinds import PUNCTUATION, SEPARATOR, SPECIAL
 
 WINDOW = 5
 """Positions on each side that count as near."""

@@ -126,9 +126,10 @@ def draw_agreement(report: HeadReport, path: Path, options: FigureOptions) -> li
     n = len(order)
     panel = matrix_panel(values, options.vmax, "bits", top=1.0)
     side = whole_pixels(max(230.0 / n, min(9.4, LARGEST_SIDE / n)), options)
+    measured_on = _measured_on(report, report.compared)
     options = for_format(options, path)
     heading = Heading.chosen(
-        options, AGREEMENT_TITLE, caption=AGREEMENT_MEANING, measured=_measured_on(report)
+        options, AGREEMENT_TITLE, caption=AGREEMENT_MEANING, measured=measured_on
     )
     fonts = Fonts(heading.paragraphs)
     names = [report.name((i // report.n_heads, i % report.n_heads)) for i in order]
@@ -137,7 +138,7 @@ def draw_agreement(report: HeadReport, path: Path, options: FigureOptions) -> li
     layout = PanelLayout(blank, (axis, axis), (n, n), cell, (FIRST,), 8.0, 24, [panel.scale])
     above = TREE_HEIGHT + 16 if len(tree) else 14.0
     drawing = layout.drawing([panel], heading, named=False, above=above)
-    drawing.description = f"{AGREEMENT_TITLE}: {AGREEMENT_MEANING}. {_measured_on(report)}."
+    drawing.description = f"{AGREEMENT_TITLE}: {AGREEMENT_MEANING}. {measured_on}."
     if len(tree):
         _add_tree(drawing, tree, layout.cell.width / drawing.scale)
     write(drawing, path)
@@ -161,6 +162,7 @@ def _add_tree(drawing: Drawing, tree: Any, pitch: float) -> None:
             drawing.lines.append(Line(x, y, x2, y2, 1.0, 0.6))
 
 
-def _measured_on(report: HeadReport) -> str:
-    """Whose heads they are, and over how many documents they were measured."""
-    return f"{prose(report.source, 40)}; {plural(report.facts.get('documents', 0), 'document')}"
+def _measured_on(report: HeadReport, documents: int | None = None) -> str:
+    """Whose heads they are, and over how many documents they were measured; all when None."""
+    n = report.facts.get("documents", 0) if documents is None else documents
+    return f"{prose(report.source, 40)}; {plural(n, 'document')}"

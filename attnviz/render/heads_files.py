@@ -11,7 +11,7 @@ import numpy as np
 
 from attnviz.errors import ConfigError
 from attnviz.measures.agreement import clustered
-from attnviz.measures.kinds import FORM_THRESHOLDS, THRESHOLDS
+from attnviz.measures.head_classes import FORM_THRESHOLDS, THRESHOLDS
 from attnviz.render.heads_report import HeadReport, sentence
 
 FORMAT, VERSION = "attnviz.measures", 1
@@ -58,13 +58,15 @@ def report_as_json(report: HeadReport) -> dict[str, Any]:
     if report.alpha is not None:
         document["alpha"] = _nested(report.alpha)
     if report.offsets is not None and report.offset_shares is not None:
+        met = np.isfinite(report.offset_shares).any((0, 1))  # no text has keys farther away
         document["offsets"] = {
-            "offsets": report.offsets.tolist(),
-            "shares": _nested(report.offset_shares.round(9)),
+            "offsets": report.offsets[met].tolist(),
+            "shares": _nested(report.offset_shares[..., met].round(9)),
         }
     if report.divergences is not None:
         order, tree = clustered(report.divergences)
         document["agreement"] = {
+            "documents": report.compared,
             "bits": _nested(report.divergences),
             "order": order,
             "linkage": tree.tolist(),

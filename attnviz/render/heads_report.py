@@ -15,7 +15,7 @@ from rich.text import Text
 
 from attnviz.errors import printable
 from attnviz.measures.glossary import GLOSSARY
-from attnviz.measures.kinds import THRESHOLDS, HeadClass, classify, form_of
+from attnviz.measures.head_classes import THRESHOLDS, HeadClass, classify, form_of
 from attnviz.render.console import flow, write
 from attnviz.render.tables import Paper, grid, widest
 from attnviz.render.visible import cells
@@ -55,7 +55,8 @@ class HeadReport:
 
     `layer_numbers` are those of the model. `facts` say how much was measured. `alpha` `[L H K]` are
     the α_k of `Sinks`, `offset_shares` `[L H n]` those of `offsets` `[n]`; `divergences`
-    `[L·H L·H]` are in bits. `gold_offsets` has the best fixed offset and its accuracy by label.
+    `[L·H L·H]` are in bits, over the documents that were `compared`. `gold_offsets` has the best
+    fixed offset and its accuracy by label.
     """
 
     figures: Mapping[str, Floats]
@@ -66,6 +67,7 @@ class HeadReport:
     offsets: npt.NDArray[np.int64] | None = None
     offset_shares: Floats | None = None
     divergences: Floats | None = None
+    compared: int = 0
     gold_offsets: Mapping[str, tuple[int, float]] = field(default_factory=dict)
     probe: Mapping[str, Any] | None = None
 

@@ -16,7 +16,7 @@ import torch
 from attnviz.errors import ConfigError, InputError
 from attnviz.layer_attention import LayerAttention
 from attnviz.machine import require_memory
-from attnviz.measures.words import SEPARATOR, SPECIAL, kind_of
+from attnviz.measures.token_kinds import SEPARATOR, SPECIAL, kind_of
 from attnviz.merging import with_pieces
 from attnviz.pipeline import Collector, Line, Pass, Progress, Tokenized
 from attnviz.scores import Scores

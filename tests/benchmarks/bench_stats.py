@@ -42,9 +42,9 @@ def against_forward(rounds: int = 5) -> None:
     from real_models import minilm
 
     from attnviz.corpus.documents import Document
+    from attnviz.corpus.measured_shards import measured
     from attnviz.corpus.opening import open_model
     from attnviz.corpus.reader import Ready, Take
-    from attnviz.corpus.tally import measured
     from attnviz.measures.block import Block
     from attnviz.measures.measures import Options
 

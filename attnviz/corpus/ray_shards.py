@@ -9,8 +9,7 @@ import pyarrow as pa
 from ray.data import Datasource, ReadTask
 from ray.data.block import BlockMetadata
 
-from attnviz.corpus.batches import shards
-from attnviz.corpus.cluster import packed_shard
+from attnviz.corpus.batches import shard_as_json, shards
 from attnviz.corpus.documents import Corpus
 
 
@@ -38,7 +37,7 @@ class ShardSource(Datasource):
                         {
                             "shard": [shard.number],
                             "position": [shard.position],
-                            "documents": [packed_shard(shard)],
+                            "documents": [shard_as_json(shard)],
                         }
                     )
 

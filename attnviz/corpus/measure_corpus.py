@@ -1,16 +1,16 @@
-"""Through a corpus on one machine, shard by shard."""
+"""Measure a corpus on one machine, shard by shard."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
 from attnviz.corpus.batches import Shard
 from attnviz.corpus.checkpoint import Checkpoint
+from attnviz.corpus.measured_shards import MeasuredShards, measure_shard
 from attnviz.corpus.reader import CorpusReader
-from attnviz.corpus.tally import Part, measure_shard
 from attnviz.measures.measures import Options
 
 EVERY = 20.0
@@ -18,15 +18,15 @@ EVERY = 20.0
 
 
 @dataclass(frozen=True)
-class Progress:
-    """How far it is: documents so far, and bytes of the corpus that have been read."""
+class MeasuringProgress:
+    """What has been measured so far, of which shards, and how many bytes were read."""
 
-    documents: int
-    tokens: int
+    part: MeasuredShards
+    shards: Collection[int]
     position: int
 
 
-Tell = Callable[[Progress], None]
+Tell = Callable[[MeasuringProgress], None]
 
 
 class Keeper:
@@ -34,29 +34,29 @@ class Keeper:
 
     def __init__(
         self,
-        part: Part | None,
+        part: MeasuredShards | None,
         done: set[int],
         checkpoint: Checkpoint | None,
         every: float,
         tell: Tell,
     ) -> None:
-        self._sums: tuple[Part | None, tuple[int, ...]] = (part, ())
+        self._sums: tuple[MeasuredShards | None, tuple[int, ...]] = (part, ())
         self.done = done
         self._checkpoint, self._every, self._tell = checkpoint, every, tell
         self._saved, self._at = len(done), time.monotonic()
 
     @property
-    def part(self) -> Part | None:
+    def part(self) -> MeasuredShards | None:
         """All that has been measured."""
         return self._sums[0]
 
-    def add(self, part: Part, shards: Iterable[int], position: int) -> None:
+    def add(self, part: MeasuredShards, shards: Iterable[int], position: int) -> None:
         """Add what was measured of some shards, each of which comes once."""
         part = part if self.part is None else self.part.merge(part)
         # one step: Ctrl-C may come between any two, and sums without their shards count twice
         self._sums = (part, tuple(shards))
         self.done.update(self._sums[1])
-        self._tell(Progress(part.tally.documents, part.tally.tokens, position))
+        self._tell(MeasuringProgress(part, self.done, position))
         if self._checkpoint is not None and time.monotonic() - self._at >= self._every:
             self.save()
 
@@ -79,7 +79,7 @@ def keeping(
     tell: Tell,
     every: float,
 ) -> Iterator[Keeper]:
-    """A keeper that goes on from the checkpoint when that is wanted, and saves upon any end."""
+    """A keeper that resumes from the checkpoint if asked, and always saves on exit."""
     done, part = set[int](), None
     if checkpoint is not None and resume:
         done, part = checkpoint.load(options)
@@ -90,7 +90,7 @@ def keeping(
         keeper.save()
 
 
-def drive(
+def measure_corpus(
     source: CorpusReader,
     shards: Iterable[Shard],
     options: Options,
@@ -100,7 +100,7 @@ def drive(
     resume: bool = False,
     tell: Tell = lambda _: None,
     every: float = EVERY,
-) -> Part | None:
+) -> MeasuredShards | None:
     """Measure all shards in order, and return their measures together; None where there are none.
 
     With a `checkpoint`, what has been measured is written there every `every` seconds, at the end,

@@ -1,4 +1,4 @@
-"""What was measured, and how much of it: the part of a corpus that a shard is, and all together."""
+"""What was measured of some shards of a corpus, and of how many documents; it merges."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
+import numpy.typing as npt
 from threadpoolctl import ThreadpoolController
 
 from attnviz.corpus.batches import Shard, batches
@@ -22,8 +23,8 @@ MOST_NAMED = 100
 
 
 @dataclass(frozen=True)
-class Tally:
-    """Documents that were measured, their tokens, those that were cut, and those that were bad."""
+class DocumentCounts:
+    """How many documents were measured, cut and bad, and the tokens of those that were measured."""
 
     documents: int = 0
     tokens: int = 0
@@ -32,10 +33,10 @@ class Tally:
     bad: int = 0
     named: tuple[Bad, ...] = ()
 
-    def merge(self, other: Tally) -> Tally:
+    def merge(self, other: DocumentCounts) -> DocumentCounts:
         """Both together; of the bad ones the first are named."""
         named = sorted((*self.named, *other.named), key=lambda bad: bad.number)
-        return Tally(
+        return DocumentCounts(
             self.documents + other.documents,
             self.tokens + other.tokens,
             self.cut + other.cut,
@@ -49,23 +50,41 @@ class Tally:
         return {**vars(self), "named": [list(vars(bad).values()) for bad in self.named]}
 
     @classmethod
-    def from_dict(cls, value: Mapping[str, Any]) -> Tally:
+    def from_dict(cls, value: Mapping[str, Any]) -> DocumentCounts:
         """What `as_dict` made."""
         return cls(**{**value, "named": tuple(Bad(*bad) for bad in value["named"])})
 
 
 @dataclass(frozen=True, eq=False)
-class Part:
-    """Measures of some shards, their tally, and whose they are."""
+class MeasuredShards:
+    """Measures of some shards, the counts of their documents, and the source they are of."""
 
     measures: Measures
-    tally: Tally
+    counts: DocumentCounts
     facts: Facts
 
-    def merge(self, other: Part) -> Part:
+    def merge(self, other: MeasuredShards) -> MeasuredShards:
         """Both together, of one source; neither is changed."""
-        measures, tally = self.measures.merge(other.measures), self.tally.merge(other.tally)
-        return Part(measures, tally, self.facts)
+        measures, counts = self.measures.merge(other.measures), self.counts.merge(other.counts)
+        return MeasuredShards(measures, counts, self.facts)
+
+    def header(self) -> dict[str, Any]:
+        """Everything but the sums, for JSON; the sums are `measures.state()`."""
+        return {"counts": self.counts.as_dict(), "source": vars(self.facts)}
+
+    @classmethod
+    def of_state(
+        cls, header: Mapping[str, Any], sums: Mapping[str, npt.NDArray[Any]], options: Options
+    ) -> MeasuredShards:
+        """The inverse of `header` and `measures.state()`: from a checkpoint, or from a worker.
+
+        Raises `ValueError` for more heads than there are sums, before memory is taken for them.
+        """
+        facts = Facts.from_dict(header["source"])
+        if facts.n_layers * facts.n_heads > max(array.size for array in sums.values()):
+            raise ValueError("it holds fewer heads than it says")
+        measures = Measures(facts.n_layers, facts.n_heads, options).load(sums)
+        return cls(measures, DocumentCounts.from_dict(header["counts"]), facts)
 
 
 class SpoiledError(InputError):
@@ -74,7 +93,7 @@ class SpoiledError(InputError):
 
 def measure_shard(
     source: CorpusReader, shard: Shard, options: Options, strict: bool = False
-) -> Part:
+) -> MeasuredShards:
     """Measure the documents of a shard. Raises `SpoiledError` for a bad one when `strict`."""
     ready: list[Ready] = []
     bad: list[Bad] = []
@@ -90,7 +109,7 @@ def measure_shard(
             raise SpoiledError(f"{bad[0].name} {bad[0].why}")
     measures = measured(source, batches(ready, source.longest), options)
     lengths = [len(each) for each in ready]
-    tally = Tally(
+    counts = DocumentCounts(
         len(ready),
         sum(lengths),
         sum(each.cut for each in ready),
@@ -98,7 +117,7 @@ def measure_shard(
         len(bad),
         tuple(bad[:MOST_NAMED]),
     )
-    return Part(measures, tally, Facts.of(source))
+    return MeasuredShards(measures, counts, Facts.of(source))
 
 
 @cache

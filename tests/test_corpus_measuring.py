@@ -16,41 +16,59 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from attnviz.corpus.layers import Layers, Reading, open_layer
 
 from attnviz.config import AttentionConfig
 from attnviz.corpus import checkpoint as checkpoint_module
 from attnviz.corpus import cluster
-from attnviz.corpus import drive as drive_module
-from attnviz.corpus import tally as tally_module
-from attnviz.corpus.batches import Shard, batches, shards
+from attnviz.corpus import measure_corpus as measure_module
+from attnviz.corpus import measured_shards as shards_module
+from attnviz.corpus.batches import Shard, batches, shard_as_json, shard_from_json, shards
 from attnviz.corpus.checkpoint import Checkpoint, _ranges
 from attnviz.corpus.cluster import (
-    Worker,
+    ShardWorker,
     _begin,
     _unpacked,
-    drive_on_ray,
+    measure_on_ray,
     merge_rows,
-    packed_shard,
     ray_at,
-    shard_of,
 )
 from attnviz.corpus.documents import Bad, Corpus, Document
-from attnviz.corpus.drive import drive
-from attnviz.corpus.opening import describe
-from attnviz.corpus.reader import Ready, Take
-from attnviz.corpus.tally import MOST_NAMED, Part, SpoiledError, Tally, measure_shard, measured
+from attnviz.corpus.measure_corpus import measure_corpus
+from attnviz.corpus.measured_shards import (
+    MOST_NAMED,
+    DocumentCounts,
+    MeasuredShards,
+    SpoiledError,
+    measure_shard,
+    measured,
+)
+from attnviz.corpus.opening import describe, open_layer
+from attnviz.corpus.reader import CorpusReader, Ready, Take
 from attnviz.errors import AttnvizError, ConfigError, InputError
 from attnviz.measures.measures import DEFAULT, Options
+from attnviz.sources.own_layers import ReadingOptions
 
 WORDS = ("[PAD]", "[SEP]", "[CLS]", "[MASK]", *(f"w{i}" for i in range(30)), ".", ",")
 SIZES = AttentionConfig.from_sizes(d_model=14, n_heads=3, d_k=5, dtype="float64")
 OPTIONS = Options((*DEFAULT, "agreement"))
 
 
+CAUSAL = ReadingOptions(masks={"causal": True})
+OPENING = partial(open_layer, SIZES, CAUSAL)
+
+
+class KnownWords(CorpusReader):
+    """A reader whose source has a vocabulary."""
+
+    def ready(self, document: Document) -> Ready:
+        if "unknown" in document.content:
+            raise InputError("has the token 'unknown', not in the vocabulary")
+        return super().ready(document)
+
+
 @pytest.fixture
-def source() -> Layers:
-    return open_layer(SIZES, WORDS, Reading(masks=(("causal", True),)))
+def source() -> CorpusReader:
+    return KnownWords(OPENING().source)
 
 
 def corpus_of(path: Path, documents: int, bad: Sequence[int] = ()) -> Corpus:
@@ -68,8 +86,8 @@ def cut(corpus: Corpus, size: int) -> Iterator[Shard]:
     return shards(corpus.documents(), size)
 
 
-def assert_same(one: Part, other: Part, close: float = 1e-10) -> None:
-    assert one.tally == other.tally
+def assert_same(one: MeasuredShards, other: MeasuredShards, close: float = 1e-10) -> None:
+    assert one.counts == other.counts
     left, right = one.measures.result(), other.measures.result()
     assert left.keys() == right.keys()
     for name, values in left.items():
@@ -78,60 +96,67 @@ def assert_same(one: Part, other: Part, close: float = 1e-10) -> None:
     np.testing.assert_allclose(*pairs, rtol=close, atol=close)
 
 
-def test_any_cut_into_shards_and_batches_and_any_threads(source: Layers, here: Path) -> None:
+def test_any_cut_into_shards_and_batches_and_any_threads(source: CorpusReader, here: Path) -> None:
     corpus = corpus_of(here / "a.jsonl", 60)
-    whole = drive(source, cut(corpus, 60), OPTIONS)
-    assert whole.tally == Tally(60, whole.tally.tokens, 0, 39, 0, ())
+    whole = measure_corpus(source, cut(corpus, 60), OPTIONS)
+    assert whole.counts == DocumentCounts(60, whole.counts.tokens, 0, 39, 0, ())
     for size in (1, 7, 59):
-        assert_same(drive(source, cut(corpus, size), OPTIONS), whole)
+        assert_same(measure_corpus(source, cut(corpus, size), OPTIONS), whole)
     ready = [source.ready(d) for d, _ in corpus.documents() if isinstance(d, Document)]
     for most in (1, 100, 10**6):
         made = batches(ready, most_tokens=most)
-        assert_same(Part(measured(source, made, OPTIONS), whole.tally, whole.facts), whole)
+        assert_same(
+            MeasuredShards(measured(source, made, OPTIONS), whole.counts, whole.facts), whole
+        )
     before = torch.get_num_threads()
     try:
         for threads in (1, 3):
             torch.set_num_threads(threads)
-            assert_same(drive(source, cut(corpus, 20), OPTIONS), whole)
+            assert_same(measure_corpus(source, cut(corpus, 20), OPTIONS), whole)
     finally:
         torch.set_num_threads(before)
 
 
-def test_bad_documents_are_counted_and_named(source: Layers, here: Path) -> None:
+def test_bad_documents_are_counted_and_named(source: CorpusReader, here: Path) -> None:
     corpus = corpus_of(here / "a.jsonl", 30, bad=(4, 17))
     (here / "b.txt").write_text("w1 unknown\nw1 w2\n")
     both = Corpus((here / "a.jsonl", here / "b.txt"))
-    part = drive(source, cut(both, 8), OPTIONS)
-    assert (part.tally.documents, part.tally.bad) == (29, 3)
-    assert [(bad.number, bad.name) for bad in part.tally.named] == [
+    part = measure_corpus(source, cut(both, 8), OPTIONS)
+    assert (part.counts.documents, part.counts.bad) == (29, 3)
+    assert [(bad.number, bad.name) for bad in part.counts.named] == [
         (4, "a.jsonl, line 5"), (17, "a.jsonl, line 18"), (30, "b.txt, line 1")
     ]  # fmt: skip
-    assert part.tally.named[2].why == "has the token 'unknown', not in the vocabulary"
+    assert part.counts.named[2].why == "has the token 'unknown', not in the vocabulary"
     rows = part.measures.state()["where/rows"]
-    assert (rows == part.tally.tokens).all()
+    assert (rows == part.counts.tokens).all()
     good = [found for found, _ in both.documents() if found.number not in (4, 17, 30)]
     assert_same(
-        Part(drive(source, [Shard(0, tuple(good))], OPTIONS).measures, part.tally, part.facts), part
+        MeasuredShards(
+            measure_corpus(source, [Shard(0, tuple(good))], OPTIONS).measures,
+            part.counts,
+            part.facts,
+        ),
+        part,
     )
     with pytest.raises(SpoiledError) as error:
-        drive(source, cut(corpus, 8), OPTIONS, strict=True)
+        measure_corpus(source, cut(corpus, 8), OPTIONS, strict=True)
     assert str(error.value).startswith("a.jsonl, line 5 is no JSON: ")
     with pytest.raises(SpoiledError, match=r"^b\.txt, line 1 has the token 'unknown'"):
-        drive(source, cut(Corpus((here / "b.txt",)), 8), OPTIONS, strict=True)
+        measure_corpus(source, cut(Corpus((here / "b.txt",)), 8), OPTIONS, strict=True)
 
 
-def test_only_so_many_bad_documents_are_named(source: Layers) -> None:
+def test_only_so_many_bad_documents_are_named(source: CorpusReader) -> None:
     bad = tuple(Bad(i, f"line {i}", "is bad") for i in range(250))
     one, two = (measure_shard(source, Shard(0, part), OPTIONS) for part in (bad[:120], bad[120:]))
-    both = two.merge(one).tally
+    both = two.merge(one).counts
     assert (both.bad, both.named) == (250, bad[:MOST_NAMED])
-    assert Tally.from_dict(json.loads(json.dumps(both.as_dict()))) == both
+    assert DocumentCounts.from_dict(json.loads(json.dumps(both.as_dict()))) == both
 
 
 # ── checkpoints ──────────────────────────────────────────────────────────────────────────────
 
 
-class Stopping(Layers):
+class Stopping(CorpusReader):
     """A source that is stopped at its n-th batch."""
 
     left = 0
@@ -144,72 +169,74 @@ class Stopping(Layers):
 
 
 def stopping(after: int) -> Stopping:
-    plain = open_layer(SIZES, WORDS, Reading(masks=(("causal", True),)))
-    made = Stopping(plain._layers, plain._embedding, WORDS, Reading(masks=(("causal", True),)), "")
+    made = Stopping(OPENING().source)
     made.left = after
     return made
 
 
 @pytest.mark.parametrize("every", [0.0, 1e9])
 def test_what_was_stopped_ends_at_the_same_figures(
-    source: Layers, here: Path, every: float
+    source: CorpusReader, here: Path, every: float
 ) -> None:
     corpus = corpus_of(here / "a.jsonl", 64, bad=(9,))
-    whole = drive(source, cut(corpus, 8), OPTIONS)
+    whole = measure_corpus(source, cut(corpus, 8), OPTIONS)
     checkpoint = Checkpoint(here / "c.npz", "what")
     for after, documents in ((3, 23), (2, 39)):
         with pytest.raises(KeyboardInterrupt):
-            drive(
+            measure_corpus(
                 stopping(after), cut(corpus, 8), OPTIONS,
                 checkpoint=checkpoint, resume=after != 3, every=every,
             )  # fmt: skip
         _, part = checkpoint.load(OPTIONS)
-        assert part.tally.documents == documents
+        assert part.counts.documents == documents
     told: list[int] = []
-    part = drive(
+    part = measure_corpus(
         source, cut(corpus, 8), OPTIONS, checkpoint=checkpoint, resume=True,
-        tell=lambda progress: told.append(progress.documents),
+        tell=lambda progress: told.append(progress.part.counts.documents),
     )  # fmt: skip
     assert_same(part, whole, close=0)  # the very bits
     assert told == [47, 55, 63]
-    again = drive(stopping(0), cut(corpus, 8), OPTIONS, checkpoint=checkpoint, resume=True)
+    again = measure_corpus(stopping(0), cut(corpus, 8), OPTIONS, checkpoint=checkpoint, resume=True)
     assert_same(again, whole, close=0)  # all is done: nothing runs
     assert [path.name for path in sorted(here.iterdir())] == ["a.jsonl", "c.npz"]
 
 
-def test_a_checkpoint_of_something_else(source: Layers, here: Path) -> None:
+def test_a_checkpoint_of_something_else(source: CorpusReader, here: Path) -> None:
     corpus = corpus_of(here / "a.jsonl", 3)
-    drive(source, cut(corpus, 8), OPTIONS, checkpoint=Checkpoint(here / "c.npz", "one"))
+    measure_corpus(source, cut(corpus, 8), OPTIONS, checkpoint=Checkpoint(here / "c.npz", "one"))
     other = Checkpoint(here / "c.npz", "other")
     with pytest.raises(InputError) as error:
         other.load(OPTIONS)
     assert str(error.value) == (
-        "c.npz is of other documents, another model or other measures: it can only be gone on from "
-        "with the same; --force begins anew"
+        "c.npz is of other documents, another model or other measures, and can only be resumed "
+        "with the same; --force starts again"
     )
     (here / "d.npz").write_text("no")
     np.savez(here / "e.npz", a=np.zeros(2))
-    facts = {"format": "attnviz.measures.checkpoint", "version": 4}
+    facts = {"format": "attnviz.measures.checkpoint", "version": 3}
     np.savez(here / "f.npz", facts=np.array(json.dumps(facts)))
     np.savez(here / "g.npz", facts=np.array('{"format": "x"}'))
     wrong = {
         "d.npz": r"^d\.npz is no \.npz archive, or a damaged one: File is not a zip file$",
         "e.npz": r"^e\.npz is no checkpoint: 'facts'$",
-        "f.npz": r"^f\.npz has version 4; this attnviz reads 3$",
+        "f.npz": r"^f\.npz has version 3; this attnviz reads 4$",
         "g.npz": r"^g\.npz is no checkpoint: it has another format$",
-        "gone.npz": r"^gone\.npz: no such file or directory$",
     }
     for name, message in wrong.items():
         with pytest.raises(InputError, match=message):
             Checkpoint(here / name, "one").load(OPTIONS)
 
 
+def test_a_checkpoint_that_is_not_there_yet_starts_from_the_beginning(here: Path) -> None:
+    assert Checkpoint(here / "c.npz", "one").load(OPTIONS) == (set(), None)
+
+
 def test_a_checkpoint_that_cannot_be_written_leaves_the_old_one(
-    source: Layers, here: Path, monkeypatch: pytest.MonkeyPatch
+    source: CorpusReader, here: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     corpus = corpus_of(here / "a.jsonl", 8)
     checkpoint = Checkpoint(here / "c.npz", "one")
-    part = drive(source, cut(corpus, 8), OPTIONS, checkpoint=checkpoint)
+    part = measure_corpus(source, cut(corpus, 8), OPTIONS, checkpoint=checkpoint)
     before = (here / "c.npz").read_bytes()
 
     def full(*_: object, **__: object) -> None:
@@ -224,16 +251,18 @@ def test_a_checkpoint_that_cannot_be_written_leaves_the_old_one(
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # a file as it opens
 @pytest.mark.parametrize("every", [0.0, 1e9])
-def test_a_stop_at_any_line_counts_nothing_twice(source: Layers, here: Path, every: float) -> None:
+def test_a_stop_at_any_line_counts_nothing_twice(
+    source: CorpusReader, here: Path, every: float
+) -> None:
     """Ctrl-C before each line in turn that measures, adds or keeps, then --resume."""
     import sys
 
     corpus, options = corpus_of(here / "a.jsonl", 8), Options(("where",))
-    files = {module.__file__ for module in (drive_module, checkpoint_module)}
+    files = {module.__file__ for module in (measure_module, checkpoint_module)}
     checkpoint = Checkpoint(here / "c.npz", "what")
 
-    def measure(resume: bool) -> Part:
-        part = drive(
+    def measure(resume: bool) -> MeasuredShards:
+        part = measure_corpus(
             source, cut(corpus, 3), options, checkpoint=checkpoint, resume=resume, every=every
         )
         assert part is not None
@@ -270,7 +299,7 @@ def test_a_stop_at_any_line_counts_nothing_twice(source: Layers, here: Path, eve
         finally:
             sys.settrace(before)
         again = measure(resume=checkpoint.path.exists())
-        assert again.tally == whole.tally
+        assert again.counts == whole.counts
         for name, values in whole.measures.result().items():
             np.testing.assert_array_equal(again.measures.result()[name], values, err_msg=name)
     assert lines > 40
@@ -282,12 +311,10 @@ def test_ranges_of_shards() -> None:
 
 
 def test_what_tells_sources_apart() -> None:
-    one = partial(open_layer, SIZES, WORDS, Reading(masks=(("causal", True),)))
-    other = partial(open_layer, SIZES, WORDS, Reading())
-    assert describe(one) != describe(other)
-    assert describe(one) == describe(
-        partial(open_layer, SIZES, WORDS, Reading(masks=(("causal", True),)))
-    )
+    other = partial(open_layer, SIZES, ReadingOptions())
+    assert describe(OPENING) != describe(other)
+    again = ReadingOptions(masks={"causal": True})
+    assert describe(OPENING) == describe(partial(open_layer, SIZES, again))
 
 
 # ── Ray ──────────────────────────────────────────────────────────────────────────────────────
@@ -303,19 +330,16 @@ def ray_of_two() -> Iterator[None]:
     ray.shutdown()
 
 
-OPENING = partial(open_layer, SIZES, WORDS, Reading(masks=(("causal", True),)))
-
-
 @pytest.mark.usefixtures("ray_of_two")
 @pytest.mark.filterwarnings("ignore")
 def test_ray_gives_the_figures_of_one_machine(
-    source: Layers, here: Path, monkeypatch: pytest.MonkeyPatch
+    source: CorpusReader, here: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     corpus = corpus_of(here.resolve() / "a.jsonl", 900, bad=(5, 700))
-    whole = drive(source, shards(corpus.documents()), OPTIONS)
+    whole = measure_corpus(source, shards(corpus.documents()), OPTIONS)
     told: list[Any] = []
     checkpoint = Checkpoint(here / "c.npz", "what")
-    found = drive_on_ray(
+    found = measure_on_ray(
         OPENING, corpus, OPTIONS, workers=2, checkpoint=checkpoint, tell=told.append
     )
     assert_same(found, whole)
@@ -326,32 +350,32 @@ def test_ray_gives_the_figures_of_one_machine(
     # some shards are done: only the others run, and the sums are those of all
     first, *_ = shards(corpus.documents())
     checkpoint.save({0}, measure_shard(source, first, OPTIONS))
-    resumed = drive_on_ray(OPENING, corpus, OPTIONS, workers=2, checkpoint=checkpoint, resume=True)
+    resuming = {"checkpoint": checkpoint, "resume": True}
+    resumed = measure_on_ray(OPENING, corpus, OPTIONS, workers=2, **resuming)
     assert_same(resumed, whole)
     with pytest.raises(SpoiledError, match=r"a\.jsonl, line 6 is no JSON"):
-        drive_on_ray(OPENING, corpus, OPTIONS, workers=2, strict=True)
+        measure_on_ray(OPENING, corpus, OPTIONS, workers=2, strict=True)
     # as with many workers: tasks merge first
     monkeypatch.setattr(cluster, "FEW", 1)
     monkeypatch.setattr(cluster, "FAN_IN", 3)
     told.clear()
-    found = drive_on_ray(OPENING, corpus, OPTIONS, workers=2, tell=told.append)
+    found = measure_on_ray(OPENING, corpus, OPTIONS, workers=2, tell=told.append)
     assert_same(found, whole)
-    assert [each.documents for each in told][-1] == 898
+    assert [each.part.counts.documents for each in told][-1] == 898
     assert len(told) == 2
 
 
-def failing_opening(text: str) -> Layers:
+def failing_opening(text: str) -> CorpusReader:
     raise InputError(text)
 
 
-class Spoiled(Layers):
+class Spoiled(CorpusReader):
     def attend(self, *_: object) -> None:
         raise AttnvizError("out of memory")
 
 
-def spoiled_opening() -> Layers:
-    plain = open_layer(SIZES, WORDS, Reading(masks=(("causal", True),)))
-    return Spoiled(plain._layers, plain._embedding, WORDS, Reading(masks=(("causal", True),)), "")
+def spoiled_opening() -> CorpusReader:
+    return Spoiled(OPENING().source)
 
 
 @pytest.mark.usefixtures("ray_of_two")
@@ -366,9 +390,9 @@ def test_what_a_worker_fails_with_is_said_in_its_words(
     cloudpickle.register_pickle_by_value(sys.modules[__name__])
     corpus = corpus_of(here.resolve() / "a.jsonl", 3)
     with pytest.raises(InputError, match=r"^there is no such model$"):
-        drive_on_ray(partial(failing_opening, "there is no such model"), corpus, OPTIONS)
+        measure_on_ray(partial(failing_opening, "there is no such model"), corpus, OPTIONS)
     with pytest.raises(AttnvizError, match=r"^out of memory$") as error:
-        drive_on_ray(spoiled_opening, corpus, OPTIONS)
+        measure_on_ray(spoiled_opening, corpus, OPTIONS)
     assert error.value.exit_code == 1
     assert capfd.readouterr().err == ""
 
@@ -398,13 +422,12 @@ def test_signals_wait_for_the_start_of_ray() -> None:
 
 def slow_opening(folder: Path) -> Slow:
     """Opens a source that tells its process, and takes its time."""
-    plain = open_layer(SIZES, WORDS, Reading(masks=(("causal", True),)))
-    made = Slow(plain._layers, plain._embedding, WORDS, Reading(masks=(("causal", True),)), "")
+    made = Slow(OPENING().source)
     made.folder = folder
     return made
 
 
-class Slow(Layers):
+class Slow(CorpusReader):
     folder = Path()
 
     def attend(self, batch: Sequence[Ready], take: Take) -> None:
@@ -416,7 +439,9 @@ class Slow(Layers):
 
 @pytest.mark.usefixtures("ray_of_two")
 @pytest.mark.filterwarnings("ignore")
-def test_a_worker_that_is_killed_loses_and_doubles_nothing(source: Layers, here: Path) -> None:
+def test_a_worker_that_is_killed_loses_and_doubles_nothing(
+    source: CorpusReader, here: Path
+) -> None:
     import sys
 
     from ray import cloudpickle
@@ -424,7 +449,7 @@ def test_a_worker_that_is_killed_loses_and_doubles_nothing(source: Layers, here:
     cloudpickle.register_pickle_by_value(sys.modules[__name__])
     folder = here.resolve()
     corpus = corpus_of(folder / "a.jsonl", 1000)
-    whole = drive(source, shards(corpus.documents()), OPTIONS)
+    whole = measure_corpus(source, shards(corpus.documents()), OPTIONS)
     killed: list[int] = []
 
     def kill_one() -> None:
@@ -440,7 +465,7 @@ def test_a_worker_that_is_killed_loses_and_doubles_nothing(source: Layers, here:
 
     killer = threading.Thread(target=kill_one, daemon=True)
     killer.start()
-    found = drive_on_ray(partial(slow_opening, folder), corpus, OPTIONS, workers=2)
+    found = measure_on_ray(partial(slow_opening, folder), corpus, OPTIONS, workers=2)
     killer.join(timeout=60)
     assert len(killed) == 1
     workers = {mark.name for mark in folder.glob("pid-*")}
@@ -489,39 +514,39 @@ def test_documents_survive_the_way_to_a_worker() -> None:
         Document(5, "c", ("x", "y"), ((0, 1, "det"),)),
     )
     shard = Shard(7, found, 99)
-    assert shard_of(packed_shard(shard), 7, 99) == shard
+    assert shard_from_json(shard_as_json(shard), 7, 99) == shard
 
 
 def test_the_crew_is_as_large_as_torch_has_threads(
-    source: Layers, monkeypatch: pytest.MonkeyPatch
+    source: CorpusReader, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sizes: list[int] = []
-    plain = tally_module.ThreadPoolExecutor
+    plain = shards_module.ThreadPoolExecutor
 
     def pool(n: int) -> Any:
         sizes.append(n)
         return plain(n)
 
-    monkeypatch.setattr(tally_module, "ThreadPoolExecutor", pool)
+    monkeypatch.setattr(shards_module, "ThreadPoolExecutor", pool)
     monkeypatch.setattr(torch, "get_num_threads", lambda: 3)
     measured(source, [[source.ready(Document(0, "", "w1 w2"))]], OPTIONS)
     assert sizes == [3]
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_what_runs_in_the_processes_of_ray(source: Layers, here: Path) -> None:
+def test_what_runs_in_the_processes_of_ray(source: CorpusReader, here: Path) -> None:
     """The reading task, the worker and the merging task, called as Ray calls them."""
-    from attnviz.corpus.ray_reading import ShardSource
+    from attnviz.corpus.ray_shards import ShardSource
 
     corpus = corpus_of(here / "a.jsonl", 600, bad=(300,))
-    whole = drive(source, shards(corpus.documents()), OPTIONS)
-    first = drive(source, list(shards(corpus.documents()))[:1], OPTIONS)
+    whole = measure_corpus(source, shards(corpus.documents()), OPTIONS)
+    first = measure_corpus(source, list(shards(corpus.documents()))[:1], OPTIONS)
     (task,) = ShardSource(corpus, frozenset({0})).get_read_tasks(1)
     tables = [table.to_pydict() for table in task()]
     assert [table["shard"] for table in tables] == [[1], [2]]
     threads = torch.get_num_threads()
     try:
-        worker = Worker(OPENING, OPTIONS)
+        worker = ShardWorker(OPENING, OPTIONS)
         rows = [
             worker({name: np.array(column, dtype=object) for name, column in table.items()})
             for table in tables
@@ -536,7 +561,7 @@ def test_what_runs_in_the_processes_of_ray(source: Layers, here: Path) -> None:
     part, numbers, position = _unpacked(row, OPTIONS)
     assert (numbers, position) == ([1, 2], corpus.n_bytes)
     assert_same(first.merge(part), whole)
-    failed = Worker(partial(failing_opening, "no"), OPTIONS)(
+    failed = ShardWorker(partial(failing_opening, "no"), OPTIONS)(
         {name: np.array(column, dtype=object) for name, column in tables[0].items()}
     )
     torch.set_num_threads(threads)
