@@ -19,7 +19,8 @@ from attnviz.render.drawing import CellSize, Drawing
 from attnviz.render.figure_options import FigureOptions
 from attnviz.render.fonts import Fonts
 from attnviz.render.head_panels import head_panels
-from attnviz.render.layout import LEGEND, PanelLayout, add_legend, grid
+from attnviz.render.layout import PanelLayout
+from attnviz.render.legend import LEGEND, add_legend
 from attnviz.render.palette import ALARM, COLOURS, TONES, palette, prefers_white, tone_index
 from attnviz.render.panel import (
     BLIND,
@@ -31,6 +32,7 @@ from attnviz.render.panel import (
     Panel,
     PanelSet,
 )
+from attnviz.render.panel_grid import grid
 from attnviz.render.picture_formats import PICTURE_FORMATS
 from attnviz.render.raster import PanelPainter
 from attnviz.render.scales import LinearScale, pooled

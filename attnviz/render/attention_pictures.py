@@ -14,9 +14,11 @@ from attnviz.render.drawing import Drawing
 from attnviz.render.figure_options import FigureOptions
 from attnviz.render.fonts import Fonts
 from attnviz.render.head_panels import head_panels
-from attnviz.render.layout import Heading, PanelLayout, grid, large_cells, overview_cells
+from attnviz.render.headings import Heading
+from attnviz.render.layout import PanelLayout
 from attnviz.render.palette import Indices
 from attnviz.render.panel import Pair, Panel, PanelSet
+from attnviz.render.panel_grid import grid, large_cells, overview_cells
 from attnviz.render.picture_formats import for_format, write
 from attnviz.render.raster import PanelPainter, draw_simple, paste, png, rasterize, with_numbers
 from attnviz.result import Attention

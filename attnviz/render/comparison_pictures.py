@@ -20,8 +20,10 @@ from attnviz.render.difference_panels import (
 from attnviz.render.drawing import Drawing
 from attnviz.render.figure_options import FigureOptions
 from attnviz.render.head_matrices import head_matrix
-from attnviz.render.layout import Heading, PanelLayout, large_cells
+from attnviz.render.headings import Heading
+from attnviz.render.layout import PanelLayout
 from attnviz.render.panel import Pair
+from attnviz.render.panel_grid import large_cells
 from attnviz.render.picture_formats import for_format, write
 from attnviz.wording import plural
 

@@ -15,10 +15,12 @@ from attnviz.render.axes import TokenAxis
 from attnviz.render.drawing import CellSize, Drawing, Line
 from attnviz.render.figure_options import FigureOptions
 from attnviz.render.fonts import Fonts
+from attnviz.render.headings import Heading
 from attnviz.render.heads_report import HeadReport
 from attnviz.render.labels import prose
-from attnviz.render.layout import Heading, PanelLayout, whole_pixels
+from attnviz.render.layout import PanelLayout
 from attnviz.render.panel import NOT_A_NUMBER, WEIGHT, CellKinds, Pair, Panel
+from attnviz.render.panel_grid import whole_pixels
 from attnviz.render.picture_formats import for_format, write
 from attnviz.render.scales import LinearScale, two_digits
 from attnviz.wording import plural

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from math import ceil, floor, log
+from dataclasses import replace
+from math import ceil, floor
 
 import numpy as np
 
@@ -14,23 +14,16 @@ from attnviz.render.axis_labels import labels_of
 from attnviz.render.drawing import (
     CellNumber,
     CellSize,
-    ColourBar,
     Drawing,
-    Line,
     PlacedPanel,
     Text,
 )
-from attnviz.render.figure_options import SMALLEST_FONT, FigureOptions
+from attnviz.render.figure_options import SMALLEST_FONT
+from attnviz.render.headings import Heading, Measurements
+from attnviz.render.legend import add_bar, add_legend
 from attnviz.render.palette import palette, prefers_white
 from attnviz.render.panel import (
-    BLIND,
-    FORBIDDEN,
-    NOT_A_NUMBER,
-    ONLY_A,
-    ONLY_B,
-    PADDING,
     WEIGHT,
-    CellKinds,
     Pair,
     Panel,
 )
@@ -40,162 +33,12 @@ SMALLEST_NUMBER = 13.0
 """Cells narrower than this, in points, hold no number that could be read."""
 
 TALLEST_BAR, BAR_ROOM = 300.0, 44.0
+"""Points of a colour bar's height at most, and of its width with its values at least."""
 
 NARROWEST_PANEL = 20.0
 """Points of a panel in a figure of a given width."""
 
-LEGEND = {
-    FORBIDDEN: "forbidden by a mask",
-    BLIND: "sees nothing",
-    PADDING: "padding",
-    NOT_A_NUMBER: "not a number",
-    ONLY_A: "allowed in A only",
-    ONLY_B: "allowed in B only",
-}
-
 Axes = tuple[TokenAxis | PositionAxis, TokenAxis | PositionAxis]
-
-
-@dataclass(frozen=True)
-class Measurements:
-    """Points of every kind of type, and of the distances between what is placed."""
-
-    label: float
-    """Labels along the edges, at most."""
-    smallest: float = 5.5
-    title: float = 13.0
-    text: float = 8.5
-    small: float = 7.5
-    axis: float = 9.0
-    legend: float = 8.0
-    margin: float = 18.0
-    bar: float = 9.0
-    bar_gap: float = 14.0
-
-    @classmethod
-    def of(cls, options: FigureOptions, label: float) -> Measurements:
-        """Those of a screen, with labels of this size at most, or those of a figure in print."""
-        if not options.is_figure:
-            return cls(label)
-        base = options.font_size or 7.0
-        small = max(SMALLEST_FONT, base - 0.5)
-        margin, gap = (3.0, 6.0) if options.width else (18.0, 14.0)
-        return cls(base, SMALLEST_FONT, 1.25 * base, small, small, base, small, margin, 6.0, gap)
-
-
-@dataclass(frozen=True)
-class Heading:
-    """What stands above the panels, and the `footer` below them."""
-
-    title: str = ""
-    subtitle: str | None = None
-    paragraphs: tuple[str, ...] = ()
-    footer: str = ""
-
-    @classmethod
-    def chosen(
-        cls,
-        options: FigureOptions,
-        title: str,
-        measures: str | None = None,
-        caption: str = "",
-        measured: str = "",
-        footer: str = "",
-    ) -> Heading:
-        """The parts that a person wants. `measured` says what the measures of the panels are."""
-        if not options.has_title:
-            title = caption = footer = ""
-        if not options.has_measures:
-            measures, measured = None, ""
-        if title and options.title is not None:
-            title = options.title
-        return cls(title, measures, (caption, measured), footer)
-
-    def texts(self, sizes: Measurements) -> list[Text]:
-        """Title and subtitle in one line each: they differ between pictures of single heads."""
-        y, found = sizes.margin, []
-        if self.title:
-            base = y + 0.85 * sizes.title
-            found.append(Text(sizes.margin, base, self.title, sizes.title, bold=True))
-            y += 1.46 * sizes.title
-        if self.subtitle is not None:
-            found.append(Text(sizes.margin, y + 0.95 * sizes.text, self.subtitle, sizes.text, 0.75))
-        return found
-
-
-# ── sizes of cells ───────────────────────────────────────────────────────────────────────────
-
-
-def overview_cells(shape: Pair, n_columns: int, options: FigureOptions) -> CellSize:
-    """Cells of small panels: fewer columns leave more room; a picture grows with its columns."""
-    scale, (n_q, n_k), longest = options.dpi / 72, shape, max(shape)
-    limit = (72 * (7.0 + n_columns) * (2 if options.annotate else 1)) / n_columns - 14
-    cell = min(limit, max(96, (15.0 if options.annotate else 11.0) * longest)) / longest
-    pool = ceil(longest / max(floor(limit * scale), 1))
-    n_q, n_k = ceil(n_q / pool), ceil(n_k / pool)
-    wide = max(cell * pool, 84 / n_k)
-    high = max(cell * pool, 24 / n_q, 7.5 if n_q <= 12 else 0)
-    return CellSize(whole_pixels(wide, options), whole_pixels(high, options), pool)
-
-
-def large_cells(
-    shape: Pair,
-    options: FigureOptions,
-    cell: float = 26.0,
-    largest: float = 500.0,
-    narrowest: float = 60.0,
-    pixels: float = 2048.0,
-) -> CellSize:
-    """Cells of a panel that has a picture of its own, or shares it with two others."""
-    (n_q, n_k), longest = shape, max(shape)
-    side = max(150.0, min(cell * longest, largest), 8.6 * longest if longest <= 66 else 0.0)
-    if options.annotate and longest <= 60:
-        side = max(side, 15.0 * longest)
-    pool = ceil(longest / max(side * options.dpi / 72, pixels))
-    points = side / ceil(longest / pool)
-    wide, high = max(points, narrowest / ceil(n_k / pool)), max(points, 60 / ceil(n_q / pool))
-    return CellSize(whole_pixels(wide, options), whole_pixels(high, options), pool)
-
-
-def whole_pixels(points: float, options: FigureOptions) -> int:
-    return max(1, floor(points * options.dpi / 72 + 1e-9))
-
-
-def grid(
-    pairs: Sequence[Pair], aspect: float, columns: int | None = None
-) -> tuple[list[Pair], int, int]:
-    """(row, column) of each head, the number of rows, the number of columns.
-
-    The heads of one layer, or one head of several layers, are wrapped like words. Several heads of
-    several layers are a matrix, a layer a row, unless most of its places would be empty. With many
-    more layers than heads it would be a tower: then several layers share a row, each with its heads
-    side by side. `aspect` is the width of a panel by its height; `columns` is how many panels a row
-    has, where it was chosen.
-    """
-    layers = sorted({layer for layer, _ in pairs})
-    numbers = sorted({number for _, number in pairs})
-    is_sparse = len(layers) > 1 and 2 * len(pairs) <= len(layers) * len(numbers)
-    if columns is not None:
-        wide, n = min(columns, len(pairs)), len(pairs)
-        return [(i // wide, i % wide) for i in range(n)], ceil(n / wide), wide
-    if len(layers) == 1 or is_sparse:
-        units, width, at = len(pairs), 1, [(i, 0) for i in range(len(pairs))]
-    else:
-        units, width = len(layers), len(numbers)
-        at = [(layers.index(layer), numbers.index(number)) for layer, number in pairs]
-    is_matrix = units <= width**2 and not is_sparse  # 4 layers of 2 heads, 9 of 3, 16 of 4
-
-    def cost(abreast: int) -> float:
-        rows = ceil(units / abreast)
-        lopsided = abs(log(abreast * width * aspect / (rows * 1.5)))
-        return lopsided + 1.2 * (rows * abreast - units) / units
-
-    abreast = 1 if is_matrix else min(range(1, units + 1), key=cost)
-    places = [(unit // abreast, unit % abreast * width + beside) for unit, beside in at]
-    return places, ceil(units / abreast), abreast * width
-
-
-# ── the layout ───────────────────────────────────────────────────────────────────────────────
 
 
 class PanelLayout:
@@ -494,46 +337,3 @@ class PanelLayout:
             drawing.texts.append(Text(centre, y, columns, sizes.axis, anchor="middle"))
             start = last + 1
         return bottom + 7 + sizes.axis
-
-
-def add_bar(
-    drawing: Drawing, left: float, top: float, height: float, scale: Scale, sizes: Measurements
-) -> None:
-    """A colour bar, its name above it and its values beside it."""
-    pixels, small = drawing.scale, sizes.small
-    x, y = round(left * pixels), round(top * pixels)
-    w, h = round(sizes.bar * pixels), max(2, round(height * pixels))
-    drawing.bars.append(ColourBar(x, y, w, h, scale.colours))
-    left, top, width, height = x / pixels, y / pixels, w / pixels, h / pixels
-    drawing.texts.append(Text(left, top - 6, scale.name, small, 0.75))
-    for share, text in scale.ticks(height):
-        at = top + height * (1 - share)
-        drawing.lines.append(Line(left + width, at, left + width + 2.5, at, 0.55, 0.6))
-        drawing.texts.append(Text(left + width + 4.5, at + 0.36 * small, text, small, 0.75))
-
-
-def add_legend(
-    drawing: Drawing,
-    left: float,
-    top: float,
-    width: float,
-    panels: Sequence[Panel],
-    size: float = 8.0,
-) -> float:
-    """One line, or more, with a sample of each kind of cell that occurs; returns its height."""
-    present = set().union(*(kinds.present for kinds in {panel.kinds for panel in panels}))
-    scale = drawing.scale
-    cell = CellSize(round(14 * scale), round(size * scale))
-    x, y = left, top
-    for kind, text in LEGEND.items():
-        if kind not in present:
-            continue
-        long = 14 + 5 + drawing.text_width(text, size) + 16
-        if x > left and x + long - 16 > left + width:
-            x, y = left, y + size + 5
-        kinds = CellKinds(np.full((1, 1), kind, dtype=np.uint8))
-        sample = Panel(np.zeros((1, 1), dtype=np.float32), kinds, panels[-1].scale)
-        drawing.samples.append(PlacedPanel(round(x * scale), round((y + 1) * scale), sample, cell))
-        drawing.texts.append(Text(x + 14 + 5, y + size, text, size, 0.75))
-        x += long
-    return y + size + 5 - top if drawing.samples else 0.0

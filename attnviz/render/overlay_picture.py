@@ -22,10 +22,12 @@ from attnviz.render.drawing import CellSize, Drawing, PlacedPanel
 from attnviz.render.figure_options import FigureOptions
 from attnviz.render.fonts import Fonts
 from attnviz.render.head_panels import caption_of
+from attnviz.render.headings import Heading
 from attnviz.render.labels import label
-from attnviz.render.layout import Heading, PanelLayout, grid
+from attnviz.render.layout import PanelLayout
 from attnviz.render.palette import COLOURS, palette
 from attnviz.render.panel import WEIGHT, CellKinds, Pair, Panel, head_names
+from attnviz.render.panel_grid import grid
 from attnviz.render.query_lookup import find_query
 from attnviz.render.raster import png, rasterize
 from attnviz.render.scales import LinearScale, Scale
