@@ -917,194 +917,163 @@ def test_each_sequence_has_a_cache_of_its_own(side: str, told: Any, sees: Any) -
     assert not check(np.roll(weights, 1, 2), key_lengths=lengths, pad_side=side, **told).passed
 
 
-ERRORS: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
-    "ints": (
-        {"weights": np.ones((2, 2), int)},
-        InputError,
-        "weights are int64; floats of 16 to 64 bits expected",
+WRONG_INPUT: list[tuple[Any, dict[str, Any], str]] = [
+    (np.ones((2, 2), int), {}, "weights are int64; floats of 16 to 64 bits expected"),
+    (
+        np.ones((1,) * 6),
+        {},
+        "weights of shape [1, 1, 1, 1, 1, 1] do not go with 6 axes; [Q K], [H Q K], [B H Q K]"
+        " or [L B H Q K] is expected, or their order as axes",
     ),
-    "six axes": (
-        {"weights": np.ones((1,) * 6)},
-        InputError,
-        "weights of shape [1, 1, 1, 1, 1, 1] do not go with 6 axes; [Q K], [H Q K], [B H Q K] or "
-        "[L B H Q K] is expected, or their order as axes",
+    (
+        np.ones((2, 2)),
+        {"axes": "H Q"},
+        "weights of shape [2, 2] do not go with axes 'H Q'; [Q K], [H Q K], [B H Q K] or [L B"
+        " H Q K] is expected, or their order as axes",
     ),
-    "axes without K": (
-        {"weights": np.ones((2, 2)), "axes": "H Q"},
-        InputError,
-        "weights of shape [2, 2] do not go with axes 'H Q'; [Q K], [H Q K], [B H Q K] or "
-        "[L B H Q K] is expected, or their order as axes",
-    ),
-    "an unknown axis": (
-        {"weights": np.ones((2, 2, 2)), "axes": "Z Q K"},
-        InputError,
-        "axes 'Z Q K': Z is none of L B H Q K",
-    ),
-    "an empty one": (
-        {"weights": np.ones((0, 2))},
-        InputError,
-        "weights have shape [0, 2]; none of its sizes may be 0",
-    ),
-    "uneven lists": (
-        {"weights": [[1.0], [1.0, 2.0]]},
-        InputError,
-        "an even list of numbers is expected; rows differ in length",
-    ),
-    "layers of two shapes": (
-        {"weights": [np.eye(2), np.eye(3)]},
-        InputError,
+    (np.ones((2, 2, 2)), {"axes": "Z Q K"}, "axes 'Z Q K': Z is none of L B H Q K"),
+    (np.ones((0, 2)), {}, "weights have shape [0, 2]; none of its sizes may be 0"),
+    ([[1.0], [1.0, 2.0]], {}, "an even list of numbers is expected; rows differ in length"),
+    (
+        [np.eye(2), np.eye(3)],
+        {},
         "layers have shapes [1, 1, 2, 2] and [1, 1, 3, 3]; one is expected",
     ),
-    "L in a list": (
-        {"weights": [np.eye(2)], "axes": "L Q K"},
-        InputError,
+    (
+        [np.eye(2)],
+        {"axes": "L Q K"},
         "axes names L, and a list has a layer for each item; leave L out",
     ),
-    "a side": (
-        {"weights": np.eye(2), "pad_side": "up"},
-        InputError,
-        "pad_side is 'up'; right or left is expected",
-    ),
-    "too many lengths": (
-        {"weights": np.eye(2), "lengths": [1, 2]},
-        InputError,
+    (np.eye(2), {"pad_side": "up"}, "pad_side is 'up'; right or left is expected"),
+    (
+        np.eye(2),
+        {"lengths": [1, 2]},
         "lengths are [1, 2]; 1 whole number is expected, one a sequence",
     ),
-    "a map a sequence": (
-        {"weights": np.ones((2, 3, 3)) / 3, "lengths": [3, 2]},
-        InputError,
+    (
+        np.ones((2, 3, 3)) / 3,
+        {"lengths": [3, 2]},
         "lengths are of 2 sequences, and the array was read as 2 heads of one; of a map a "
         'sequence, as nn.MultiheadAttention gives it, say axes="B Q K"',
     ),
-    "a length too long": (
-        {"weights": np.eye(2), "lengths": [3]},
-        InputError,
-        "lengths has 3; the array has 2 places, 0 to 2 fit",
-    ),
-    "no length at all": (
-        {"weights": np.eye(2), "lengths": [0]},
-        InputError,
-        "every one of lengths is 0; there is nothing to check",
-    ),
-    "tokens of another batch": (
-        {"weights": np.ones((3, 1, 2, 2)), "tokens": [["a", "b"], ["c", "d"]]},
-        InputError,
+    (np.eye(2), {"lengths": [3]}, "lengths has 3; the array has 2 places, 0 to 2 fit"),
+    (np.eye(2), {"lengths": [0]}, "every one of lengths is 0; there is nothing to check"),
+    (
+        np.ones((3, 1, 2, 2)),
+        {"tokens": [["a", "b"], ["c", "d"]]},
         "tokens has 2 sequences; the array has 3",
     ),
-    "tokens of another length": (
-        {"weights": np.eye(2), "tokens": ["a", "b", "c"]},
-        InputError,
+    (
+        np.eye(2),
+        {"tokens": ["a", "b", "c"]},
         "tokens of sequence 0 are 3; 2 or, with padding, 2 fit",
     ),
-    "segments of no tokens": (
-        {"weights": np.eye(2), "segments": True},
-        InputError,
+    (
+        np.eye(2),
+        {"segments": True},
         "segments end at [SEP], and the tokens are not known; give tokens",
     ),
-    "an additive mask": (
-        {"weights": np.eye(2), "mask": np.array([[0, -1e9], [0, 0]])},
-        InputError,
-        "the mask is float64 with other numbers than 0 and 1; give True where a query may look: "
-        "mask == 0 of one that is added to scores",
+    (
+        np.eye(2),
+        {"mask": np.array([[0, -1e9], [0, 0]])},
+        "the mask is float64 with other numbers than 0 and 1; give True where a query may "
+        "look: mask == 0 of one that is added to scores",
     ),
-    "holes in the padding": (
-        {"weights": np.eye(3), "padding_mask": [[1, 0, 1]]},
-        InputError,
-        "the padding mask has padding between real tokens, or on both sides; give it as a mask "
-        "[B 1 Tk] instead",
+    (
+        np.eye(3),
+        {"padding_mask": [[1, 0, 1]]},
+        "the padding mask has padding between real tokens, or on both sides; give it as a "
+        "mask [B 1 Tk] instead",
     ),
-    "a padding mask of another size": (
-        {"weights": np.eye(3), "padding_mask": [[1, 0]]},
-        InputError,
-        "the padding mask has shape [1, 2]; [1 3] is expected",
-    ),
-    "a padding mask of numbers": (
-        {"weights": np.eye(3), "padding_mask": [[1, 0, -5]]},
-        InputError,
+    (np.eye(3), {"padding_mask": [[1, 0]]}, "the padding mask has shape [1, 2]; [1 3] is expected"),
+    (
+        np.eye(3),
+        {"padding_mask": [[1, 0, -5]]},
         "the padding mask holds other numbers than 0 and 1",
     ),
-    "padding twice": (
-        {"weights": np.eye(3), "padding_mask": [[1, 1, 1]], "lengths": [3]},
-        ConfigError,
-        "lengths and padding_mask both give the padding; give one of them",
+    (
+        np.ones((2, 5, 3, 3)),
+        {"expect": (np.ones((2, 5, 4, 8)),) * 2},
+        "q has shape [2, 5, 4, 8]; [B H T d], [B T H d] or [B T H·d] is expected for L=1 B=2 "
+        "T=3 H=5",
     ),
-    "a tolerance": (
-        {"weights": np.eye(3), "tolerance": -1.0},
-        ConfigError,
-        "tolerance is -1.0; 0 to below 1 is expected",
+    (
+        np.ones((4, 2, 5, 3, 3)),
+        {"expect": (np.ones((2, 5, 3, 8)),) * 2},
+        "q has shape [2, 5, 3, 8]; [B H T d], [B T H d] or [B T H·d] is expected, L in front,"
+        " for L=4 B=2 T=3 H=5",
     ),
-    "positions alone": (
-        {"weights": np.eye(3), "positions": "rope"},
-        ConfigError,
-        "positions goes with expect: it tells what to do with q and k",
-    ),
-    "unknown positions": (
-        {"weights": np.eye(3), "positions": "sine", "expect": (np.eye(3), np.eye(3))},
-        ConfigError,
-        "--positions is 'sine'; it must be one of none, rope, rope-pairs, alibi, rope:BASE for "
-        "another base than 10000",
-    ),
-    "a base that is none": (
-        {"weights": np.eye(3), "positions": "rope:x", "expect": (np.eye(3), np.eye(3))},
-        ConfigError,
-        "--positions is 'rope:x'; it must be one of none, rope, rope-pairs, alibi, rope:BASE for "
-        "another base than 10000",
-    ),
-    "q alone": (
-        {"weights": np.eye(3), "expect": (np.eye(3),)},
-        ConfigError,
-        "--expect has 1 tensors; q and k, or q, k and v are expected",
-    ),
-    "v for nothing": (
-        {"weights": np.eye(3), "expect": (np.eye(3),) * 3},
-        ConfigError,
-        "--expect has a v, and there is no context to compare: give it with --context, or leave v "
-        "out",
-    ),
-    "a context of no v": (
-        {"weights": np.eye(3), "expect": (np.eye(3),) * 2, "context": np.eye(3)},
-        ConfigError,
-        "--context is weights · V: --expect needs a v as well",
-    ),
-    "q of another size": (
-        {"weights": np.ones((2, 5, 3, 3)), "expect": (np.ones((2, 5, 4, 8)),) * 2},
-        InputError,
-        "q has shape [2, 5, 4, 8]; [B H T d], [B T H d] or [B T H·d] is expected for L=1 B=2 T=3 "
-        "H=5",
-    ),
-    "q of several layers": (
-        {"weights": np.ones((4, 2, 5, 3, 3)), "expect": (np.ones((2, 5, 3, 8)),) * 2},
-        InputError,
-        "q has shape [2, 5, 3, 8]; [B H T d], [B T H d] or [B T H·d] is expected, L in front, for "
-        "L=4 B=2 T=3 H=5",
-    ),
-    "whole numbers for q": (
-        {"weights": np.eye(3), "expect": (np.eye(3, dtype=int),) * 2},
-        InputError,
-        "q is int64; floats are expected",
-    ),
-    "heads of two widths": (
-        {"weights": np.eye(3), "expect": (np.ones((3, 4)), np.ones((1, 3, 5)))},
-        InputError,
+    (np.eye(3), {"expect": (np.eye(3, dtype=int),) * 2}, "q is int64; floats are expected"),
+    (
+        np.eye(3),
+        {"expect": (np.ones((3, 4)), np.ones((1, 3, 5)))},
         "heads of q have 4 numbers, those of k 5",
     ),
-    "values of two widths": (
+    (
+        np.eye(3),
         {
-            "weights": np.eye(3),
             "expect": (np.ones((3, 4)), np.ones((3, 4)), np.ones((1, 3, 5))),
             "context": np.ones((3, 4)),
         },
-        InputError,
         "heads of v have 5 numbers, those of context 4",
     ),
-}
+]
+
+WRONG_ARGUMENTS: list[tuple[Any, dict[str, Any], str]] = [
+    (
+        np.eye(3),
+        {"padding_mask": [[1, 1, 1]], "lengths": [3]},
+        "lengths and padding_mask both give the padding; give one of them",
+    ),
+    (np.eye(3), {"tolerance": -1.0}, "tolerance is -1.0; 0 to below 1 is expected"),
+    (
+        np.eye(3),
+        {"positions": "rope"},
+        "positions goes with expect: it tells what to do with q and k",
+    ),
+    (
+        np.eye(3),
+        {"positions": "sine", "expect": (np.eye(3), np.eye(3))},
+        "--positions is 'sine'; it must be one of none, rope, rope-pairs, alibi, rope:BASE "
+        "for another base than 10000",
+    ),
+    (
+        np.eye(3),
+        {"positions": "rope:x", "expect": (np.eye(3), np.eye(3))},
+        "--positions is 'rope:x'; it must be one of none, rope, rope-pairs, alibi, rope:BASE "
+        "for another base than 10000",
+    ),
+    (
+        np.eye(3),
+        {"expect": (np.eye(3),)},
+        "--expect has 1 tensors; q and k, or q, k and v are expected",
+    ),
+    (
+        np.eye(3),
+        {"expect": (np.eye(3),) * 3},
+        "--expect has a v, and there is no context to compare: give it with --context, or "
+        "leave v out",
+    ),
+    (
+        np.eye(3),
+        {"expect": (np.eye(3),) * 2, "context": np.eye(3)},
+        "--context is weights · V: --expect needs a v as well",
+    ),
+]
 
 
-@pytest.mark.parametrize("name", ERRORS)
-def test_what_does_not_fit_is_one_clear_line(name: str) -> None:
-    given, kind, message = ERRORS[name]
+@pytest.mark.parametrize(
+    ("kind", "weights", "given", "message"),
+    [
+        *((InputError, *case) for case in WRONG_INPUT),
+        *((ConfigError, *case) for case in WRONG_ARGUMENTS),
+    ],
+)
+def test_what_does_not_fit_is_one_clear_line(
+    kind: type[Exception], weights: Any, given: dict[str, Any], message: str
+) -> None:
     with pytest.raises(kind) as caught:
-        check(**given)
+        check(weights, **given)
     assert str(caught.value) == message
 
 

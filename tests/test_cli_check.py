@@ -351,21 +351,10 @@ ERRORS = {
     "right.npy --expect q.npy k.npy v.npy k.npy": (
         "--expect has 4 files; q, k and v at most are expected"
     ),
-    "right.npy --expect q.npy k.npy v.npy": (
-        "--expect has a v, and there is no context to compare: give it with --context, or leave v "
-        "out"
-    ),
-    "right.npy --expect q.npy k.npy --context context.npy": (
-        "--context is weights · V: --expect needs a v as well"
-    ),
     "right.npy --expect q.txt k.npy": (
         "q.txt has the suffix '.txt'; known are .npy, .npz, .safetensors, .pt, .pth"
     ),
     "right.npy --expect q.npy missing.npy": "missing.npy: no such file or directory",
-    "right.npy --expect q.npy k.npy --positions sine": (
-        "--positions is 'sine'; it must be one of none, rope, rope-pairs, alibi, rope:BASE for "
-        "another base than 10000"
-    ),
     "--expect q.npy k.npy": "Missing argument 'FILE' (see attnviz check --help)",
     "right.npy --lengths 5,3 --padding-mask m.npy": (
         "--padding-mask and --lengths both give the padding; give one of them"
@@ -374,7 +363,6 @@ ERRORS = {
     "right.npy --junit there.xml": (
         "there.xml exists; --force replaces it, or give another path with -o"
     ),
-    "right.npy --segments": "segments end at [SEP], and the tokens are not known; give tokens",
     "-": "attention is read from files, in parts; save what comes through the pipe",
     "run.npz --lengths 3": (
         "run.npz is a saved run, which knows its axes and tokens; --lengths is for bare arrays"

@@ -283,9 +283,9 @@ def test_arrays_that_do_not_fit(shape: tuple[int, ...], message: str) -> None:
 GRID = np.array([[1, 0, 1], [0, 1, 1]])
 
 
-def npy(array: np.ndarray, pickled: bool = False) -> bytes:
+def npy(array: np.ndarray) -> bytes:
     stream = io.BytesIO()
-    np.save(stream, array, allow_pickle=pickled)
+    np.save(stream, array)
     return stream.getvalue()
 
 
@@ -295,12 +295,6 @@ def npz(*members: tuple[str, bytes], how: int = zipfile.ZIP_DEFLATED) -> bytes:
         for name, data in members:
             archive.writestr(name, data)
     return stream.getvalue()
-
-
-def claiming(shape: str, descr: str = "'|b1'", data: bytes = b"") -> bytes:
-    """A `.npy` whose header claims any shape."""
-    header = f"{{'descr': {descr}, 'fortran_order': False, 'shape': {shape}}}".ljust(117) + "\n"
-    return b"\x93NUMPY\x01\x00" + len(header).to_bytes(2, "little") + header.encode() + data
 
 
 def written(folder: Path, name: str, data: bytes) -> Path:
@@ -354,36 +348,6 @@ WRONG_FILES = [
     ("m.png", b"", "mask {} has the suffix '.png'; known are .npy, .npz, .csv, .txt"),
     ("m", b"", "mask {} has the suffix ''; known are .npy, .npz, .csv, .txt"),
     ("m.npy", b"", "mask {} is not in NumPy's .npy form"),
-    ("m.npy", b"1 0 1", "mask {} is not in NumPy's .npy form"),
-    ("m.npy", b"\x80\x04N.", "mask {} is not in NumPy's .npy form"),
-    ("m.npy", b"\x93NUMPY\x09\x00", "mask {} is not in NumPy's .npy form"),
-    ("m.npy", npy(GRID)[:20], "mask {} is not in NumPy's .npy form"),
-    (
-        "m.npy",
-        npy(GRID)[:-1],
-        "mask {} is damaged: shape [2, 3] of int64 takes 48 bytes, and 47 are there",
-    ),
-    (
-        "m.npy",
-        npy(GRID) + b"\0",
-        "mask {} is damaged: shape [2, 3] of int64 takes 48 bytes, and 49 are there",
-    ),
-    (
-        "m.npy",
-        claiming("(1000000, 1000000)"),
-        "mask {} is damaged: shape [1000000, 1000000] of bool takes 1000000000000 bytes, "
-        "and 0 are there",
-    ),
-    (
-        "m.npy",
-        claiming("(-2, -3)", data=b"\0" * 6),
-        "mask {} is damaged: shape [-2, -3] of bool takes 6 bytes, and 6 are there",
-    ),
-    (
-        "m.npy",
-        npy(np.array([[1, None]], dtype=object), pickled=True),
-        "mask {} holds pickled Python objects, which are never loaded; save numbers",
-    ),
     ("m.npy", npy(np.array([["1", "0"]])), "mask {} holds <U1; 0 and 1 are expected"),
     ("m.npy", npy(GRID * 1j), "mask {} holds complex128; 0 and 1 are expected"),
     ("m.npy", npy(GRID * 2), "mask {} holds 2 at [0, 0]; only 0 and 1 are expected"),
@@ -409,13 +373,6 @@ WRONG_FILES = [
         "m.npz",
         npz(("a.npy", npy(GRID)), ("b.npy", npy(GRID))),
         "mask {} holds 2 arrays; 1 at most are expected",
-    ),
-    ("m.npz", npz(("a.txt", b"1 0 1")), "mask {} is not in NumPy's .npy form"),
-    (
-        "m.npz",
-        npz(("a.npy", claiming("(1000000, 1000000)"))),
-        "mask {} is damaged: shape [1000000, 1000000] of bool takes 1000000000000 bytes, "
-        "and 0 are there",
     ),
     ("m.csv", b"", "mask {} is empty"),
     ("m.csv", b"\n \n", "mask {} is empty"),
