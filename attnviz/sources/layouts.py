@@ -12,6 +12,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+from attnviz.config import Rotary, Variant
 from attnviz.errors import InputError, printable
 
 NEEDED = ("w_q.weight", "w_k.weight", "w_v.weight", "w_o.weight")
@@ -28,6 +29,10 @@ IGNORED = re.compile(r"bias|masked_bias|rotary_emb\.inv_freq")
 """Buffers inside an attention that hold what is computed anew: causal masks, rotary rates."""
 
 
+BARE, AFTER, BEFORE = (Variant(norm=norm) for norm in ("none", "after", "before"))
+"""No norm and no residual; a LayerNorm after the residual; one before the attention."""
+
+
 @dataclass(frozen=True)
 class Layout:
     """The names of one kind of layer, and what its files leave open.
@@ -37,6 +42,7 @@ class Layout:
             W_Q, W_K and W_V are one matrix, it is `w_qkv`, with their rows one after the other.
         inside: the prefix of all names inside the attention; other names there are unexpected.
         embedding: as `names` for `Embedding`, without the prefix of the embedding.
+        variant: where the layer differs from the paper's, as far as its names tell.
         positions: as in `AttentionConfig`; None where only flags can tell.
     """
 
@@ -45,11 +51,8 @@ class Layout:
     inside: str = ""
     needed: tuple[str, ...] = NEEDED
     embedding: Mapping[str, str] = field(default_factory=dict)
-    norm: str = "before"
-    rms_norm: bool = False
-    eps: float = 1e-5
+    variant: Variant = BEFORE
     positions: str | None = None
-    neighbours: bool = False
     is_causal: bool = False
 
     @property
@@ -108,7 +111,7 @@ OURS = Layout(
         "norm.weight": "embedding.norm.weight",
         "norm.bias": "embedding.norm.bias",
     },
-    norm="after",
+    variant=AFTER,
 )
 
 
@@ -119,7 +122,7 @@ def _plain(*matrices: str) -> Layout:
         _linear(**dict(zip(ours, matrices, strict=True))),
         needed=tuple(f"{name}.weight" for name in ours),
         embedding=_ANY_EMBEDDING,
-        norm="none",
+        variant=BARE,
     )
 
 
@@ -154,7 +157,7 @@ LAYOUTS = (
         ),
         needed=NEEDED[:3],
         embedding=_ANY_EMBEDDING,
-        norm="after",
+        variant=AFTER,
     ),
     Layout(
         "nn.TransformerEncoderLayer",
@@ -162,7 +165,7 @@ LAYOUTS = (
         inside="self_attn.",
         needed=FUSED,
         embedding=_ANY_EMBEDDING,
-        norm="after",
+        variant=AFTER,
     ),
     Layout(
         "nn.TransformerDecoderLayer, cross attention",
@@ -170,21 +173,21 @@ LAYOUTS = (
         inside="multihead_attn.",
         needed=FUSED,
         embedding=_ANY_EMBEDDING,
-        norm="after",
+        variant=AFTER,
     ),
     Layout(
         "torchvision ViT",
         {**_torch("self_attention."), **_linear(norm="ln_1")},
         inside="self_attention.",
         needed=FUSED,
-        eps=1e-6,
+        variant=replace(BEFORE, eps=1e-6),
     ),
     Layout(
         "nn.MultiheadAttention",
         _torch(""),
         needed=FUSED,
         embedding=_ANY_EMBEDDING,
-        norm="none",
+        variant=BARE,
     ),
     NANOGPT,
     replace(NANOGPT, names=_linear(w_qkv="c_attn", w_o="c_proj"), inside=""),
@@ -200,9 +203,8 @@ LAYOUTS = (
         inside="attention.",
         needed=(*NEEDED, "norm.weight"),
         embedding={"weight": "tok_embeddings.weight"},
-        rms_norm=True,
+        variant=Variant(norm="before", rms_norm=True, rotary=Rotary(neighbours=True)),
         positions="rope",
-        neighbours=True,
         is_causal=True,
     ),
     Layout(
@@ -210,7 +212,7 @@ LAYOUTS = (
         _linear(w_qkv="attn.qkv", w_o="attn.proj", norm="norm1"),
         inside="attn.",
         needed=(*FUSED, "norm.weight"),
-        eps=1e-6,
+        variant=replace(BEFORE, eps=1e-6),
     ),
     *PLAIN,
 )

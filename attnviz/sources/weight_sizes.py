@@ -15,7 +15,6 @@ from attnviz.config import (
     HEAD_WIDTHS,
     KV_HEAD_COUNTS,
     AttentionConfig,
-    Rotary,
     Variant,
     check_size,
     divisors,
@@ -278,33 +277,26 @@ def _shapes(file: WeightFile, found: Found) -> tuple[int, dict[str, int], int, i
 
 
 def _variant(file: WeightFile, found: Found, asked: Asked, notes: list[str]) -> Variant:
-    layout, norm = found.layout, found.layout.norm
+    layout, variant = found.layout, found.layout.variant
     is_transformer = layout.name.startswith("nn.Transformer")
     if asked.zero_attn and not layout.is_torch:
         raise ConfigError(f"--add-zero-attn goes with torch's layers; this is {layout.name}'s")
     if asked.norm_first:
         if not is_transformer:
             raise ConfigError(f"--norm-first goes with nn.Transformer's layers, not {layout.name}")
-        norm = "before"
+        variant = replace(variant, norm="before")
     elif is_transformer and "norm.weight" in found.names:
         notes.append("the norm is assumed to follow the residual; --norm-first puts it before")
-    if norm == "before" and "norm.weight" not in found.names:
+    if variant.norm == "before" and "norm.weight" not in found.names:
         notes.append("the file has no norm before the attention: the input must be normed already")
     if layout in PLAIN:
         notes.append(
             f"the names {layout.name} show nothing about norms, positions or masks: attnviz "
             "applies only those that flags give"
         )
-    rotary = Rotary(neighbours=layout.neighbours)
     if layout.positions == "rope":
-        notes.append(f"the file does not give its rotary base: {rotary.base:g} is assumed")
-    return Variant(
-        norm=norm,
-        rms_norm=layout.rms_norm,
-        eps=_eps(file, layout.eps),
-        rotary=rotary,
-        zero_key=asked.zero_attn,
-    )
+        notes.append(f"the file does not give its rotary base: {variant.rotary.base:g} is assumed")
+    return replace(variant, eps=_eps(file, variant.eps), zero_key=asked.zero_attn)
 
 
 def _eps(file: WeightFile, default: float) -> float:
