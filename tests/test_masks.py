@@ -23,7 +23,7 @@ from attnviz.errors import ConfigError, InputError
 from attnviz.mask_files import read_mask
 from attnviz.masks import Rule, build, from_array
 from attnviz.saved_runs import load
-from attnviz.tokens import SEP, Batch, make_batch
+from attnviz.tokens import SEP, Batch, after_cache, make_batch
 
 
 def text(*lengths: int, side: str = "right", width: int | None = None) -> Batch:
@@ -611,3 +611,57 @@ def test_the_table_loads_no_array_library() -> None:
         [sys.executable, "-c", script], capture_output=True, text=True, check=True
     )
     assert done.stdout == "set()\n"
+
+
+@pytest.mark.parametrize("name", [mask.name for mask in masks.MASKS])
+@pytest.mark.parametrize("cached", [False, True])
+def test_every_mistake_of_a_row_is_another_mask(name: str, cached: bool) -> None:
+    keys = make_batch([tuple("abcdefg")])
+    queries = make_batch([tuple("abcde")])
+    if cached:
+        queries = after_cache(queries, keys)
+    mask, at = masks.mask_named(name), masks.places_of(queries, keys)
+    assert mask.help.endswith(".")
+    assert mask.reason
+    if mask.takes == masks.FILE:
+        return
+    own = build([masks.rule(name, queries, keys, 4)], 1, 1, 5, 7)
+    assert own is not None
+    k = np.arange(7)
+    for words, cells in mask.mistakes(at, 4).items():
+        seen = cells(at.q[0][:, None], k)
+        counts_padding = words == "positions counted the padding"  # of which there is none here
+        assert np.array_equal(seen, own[0, 0]) == counts_padding, words
+
+
+def test_what_a_person_who_sets_masks_should_know() -> None:
+    three = text(3)
+    given = masks.MaskArray(np.ones((3, 3), dtype=bool), "m", "1 means may look")
+    settings = {"causal": True, "prefix": 2, "window": None, "segments": True, "mask": given}
+    assert masks.notes_on(settings, three, three) == [
+        "--causal cancels --prefix 2; --prefix alone is causal after its prefix",
+        "--segments: no [SEP] in the text, so all is one segment",
+        "1 means may look",
+    ]
+    split = make_batch([("a", SEP, "b")])
+    assert masks.notes_on({"segments": True, "prefix": 2}, split, split) == []
+
+
+@pytest.mark.parametrize("side", ["right", "left"])
+def test_spans_follow_from_the_names_of_a_result(side: str) -> None:
+    batch = make_batch([("a", SEP, "b", "c", SEP), ("d", "e")], pad_to=7, pad_side=side)
+    settings = {"causal": True, "window": 3, "prefix": 2, "segments": True}
+    rules = masks.rules_from(settings, batch, batch, 2)
+    result = from_config(AttentionConfig.from_sizes(8, 2), batch, rules=rules).result
+    at = masks.places_in(result)
+    for b in range(2):
+        spans = masks.spans_from_names(result.masks, at, b, 0)
+        assert spans is not None
+        first, end = spans
+        within = (np.arange(7) >= first[:, None]) & (np.arange(7) < end[:, None])
+        assert np.array_equal(within, result.allowed[0, b, 0])
+    assert masks.spans_from_names(("causal", "unknown"), at, 0, 0) is None
+    elsewhere = masks.spans_from_names(("window 1 in layer 3",), at, 0, 0)
+    assert elsewhere is not None
+    assert (elsewhere[0] == 0).all()
+    assert (elsewhere[1] == 7).all()
