@@ -65,7 +65,8 @@ class Pass:
     `queries` and `keys` are the tokens of the maps: those that went in, or with those that a model
     wrote. `about` are the fields of an `Attention` that say what ran. `steps` are those that ran:
     the input's and the first layer's. `modules` are the layers where they are attnviz's own.
-    `lines` report what came of the pass beside its maps (a model's answer, a picture's patches).
+    `answers` are what a model wrote; `lines` say what each sequence is, where its tokens would not
+    (a picture's patches).
     `views` are the pictures that a model saw, `rules` the mask rules where attnviz applied them.
     `review` finds notes on the finished maps.
     """
@@ -76,6 +77,7 @@ class Pass:
     steps: Sequence[Step] = ()
     notes: Sequence[str] = ()
     modules: Sequence[Any] = ()
+    answers: Sequence[Line] = ()
     lines: Sequence[Line] = ()
     views: Sequence[Any] = ()
     rules: Sequence[Any] = ()

@@ -213,7 +213,7 @@ def test_a_checkpoint_of_something_else(source: CorpusReader, here: Path) -> Non
     )
     (here / "d.npz").write_text("no")
     np.savez(here / "e.npz", a=np.zeros(2))
-    facts = {"format": "attnviz.measures.checkpoint", "version": 3}
+    facts = {"format": "attnviz.stats.checkpoint", "version": 3}
     np.savez(here / "f.npz", facts=np.array(json.dumps(facts)))
     np.savez(here / "g.npz", facts=np.array('{"format": "x"}'))
     wrong = {

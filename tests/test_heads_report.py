@@ -278,7 +278,7 @@ def test_json_has_everything_and_no_nan() -> None:
     document = report_as_json(made)
     again = json.loads(json.dumps(document, allow_nan=False))
     assert again == document
-    assert (document["format"], document["version"]) == ("attnviz.measures", 1)
+    assert (document["format"], document["version"]) == ("attnviz.stats", 1)
     assert document["alpha"][0][0] == [None, 0.25]
     assert document["heads"][10]["entropy"] is None
     assert document["heads"][0]["sentence"] == SAID[(0, 0)]

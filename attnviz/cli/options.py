@@ -444,13 +444,12 @@ class RuleFlags:
 
     def settings(self) -> dict[str, Any]:
         """`asked`, with the arrays of mask files in place of their names."""
-        from attnviz.mask_files import read_mask
+        asked = self.asked
+        for name in asked.keys() & {mask.name for mask in MASKS if mask.takes == FILE}:
+            from attnviz.mask_files import read_mask
 
-        files = {mask.name for mask in MASKS if mask.takes == FILE}
-        return {
-            name: read_mask(value, self.mask_means) if name in files else value
-            for name, value in self.asked.items()
-        }
+            asked[name] = read_mask(asked[name], self.mask_means)
+        return asked
 
 
 @dataclass(frozen=True)

@@ -223,7 +223,8 @@ def _report(
     from attnviz.render.tables import print_trace
 
     queries, keys = done.queries, done.keys
-    lines = [*source.report(done), *_mask_lines(done, whole, why)]
+    report = [(label, visible_text(text)) for label, text in source.report(done)]
+    lines = [*report, *_mask_lines(done, whole, why)]
     lines += [(label, visible_text(text)) for label, text in done.lines] or token_facts(
         queries, keys, ascii_only(console)
     )

@@ -17,7 +17,7 @@ from attnviz.errors import InputError, printable, why_unreadable
 from attnviz.measures.measures import Options
 from attnviz.npy import read_npz
 
-FORMAT, VERSION = "attnviz.measures.checkpoint", 4
+FORMAT, VERSION = "attnviz.stats.checkpoint", 4
 
 
 @dataclass(frozen=True)

@@ -239,6 +239,8 @@ def _of_document(why: str) -> str:
     if why.startswith("there are no tokens"):
         return "has no tokens"
     why = why.removeprefix("sequence 0 ")
+    if why.startswith("the token "):
+        return f"has {why.replace(' is not in', ', which is not in', 1)}"
     if why.startswith("the model's tokenizer fails"):
         return why.replace("the model's tokenizer fails", "fails in the model's tokenizer", 1)
     return why

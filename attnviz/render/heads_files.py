@@ -14,7 +14,7 @@ from attnviz.measures.agreement import clustered
 from attnviz.measures.head_classes import FORM_THRESHOLDS, THRESHOLDS
 from attnviz.render.heads_report import HeadReport, sentence
 
-FORMAT, VERSION = "attnviz.measures", 1
+FORMAT, VERSION = "attnviz.stats", 1
 
 
 def rows_of(report: HeadReport) -> list[dict[str, Any]]:

@@ -108,7 +108,6 @@ class ModelSource:
     """A model whose configuration has been read, and whose weights have not yet."""
 
     needs_text = True
-    can_probe = True
 
     def __init__(
         self,
@@ -505,7 +504,7 @@ class ModelSource:
             text.keys,
             lambda: self._about_maps(hand_over, text, n_prompt),
             steps=hand_over.steps,
-            lines=[
+            answers=[
                 (f"answer {i}", f"after {plural(n, 'token')}: {answer}")
                 for i, (n, answer) in enumerate(zip(n_prompt, answers, strict=True))
             ],
@@ -582,7 +581,7 @@ class ModelSource:
             lines.append(("", f"kept: {noun_for(len(kept), 'layer')} {', '.join(map(str, kept))}"))
         elif done.steps:
             lines.append(("", f"the trace is of layer {kept[0]}, as its code handed it over"))
-        return lines
+        return [*lines, *done.answers]
 
     # ── what a probe needs ──
 

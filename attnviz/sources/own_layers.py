@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 from attnviz.config import AttentionConfig
 from attnviz.machine import require_memory
@@ -61,7 +61,6 @@ class OwnLayers:
     n_layers = 0
     extra_keys = 0
     needs_text = True
-    can_probe: ClassVar[bool] = True
 
     def __init__(self, options: ReadingOptions) -> None:
         self.options = options
@@ -137,6 +136,25 @@ class OwnLayers:
         rows = tuple(row for part in parts for row in part.queries.tokens)
         known = self.vocabulary or make_vocabulary(rows)
         return TokenizedBatch(self._batch(rows, known, None, "right"))
+
+    # ── what a probe needs ──
+
+    @cached_property
+    def _ordinary(self) -> list[str]:
+        """The words of the vocabulary that are no special tokens."""
+        from attnviz.measures.words import kind_of
+
+        return [token for token in self.vocabulary or () if not kind_of(token)]
+
+    def n_probe_words(self) -> int:
+        """How many different words `probe` can take; 0 for any number."""
+        return len(self._ordinary)
+
+    def probe(self, rows: Sequence[Sequence[int]]) -> list[TokenizedBatch]:
+        """A batch for each row of numbers, each of which stands for a word of its own."""
+        names = self._ordinary
+        texts = [tuple(names[i] if names else f"word{i}" for i in row) for row in rows]
+        return [self.tokens(Texts((text,))) for text in texts]
 
     # ── the pass ──
 
@@ -287,12 +305,3 @@ class LayerSource(OwnLayers):
         from attnviz.sources.layer_lines import layer_lines, untrained_lines
 
         return [*layer_lines(self.config), *untrained_lines(self.config)]
-
-    def probe(self, rows: Sequence[Sequence[int]]) -> list[TokenizedBatch]:
-        """A batch for each row of numbers, each of which stands for a word of its own."""
-        made = [Texts((tuple(f"word{number}" for number in row),)) for row in rows]
-        return [self.tokens(texts) for texts in made]
-
-    def n_probe_words(self) -> int:
-        """How many different words `probe` can take; 0 for any number."""
-        return 0
