@@ -142,7 +142,7 @@ class OwnLayers:
     @cached_property
     def _ordinary(self) -> list[str]:
         """The words of the vocabulary that are no special tokens."""
-        from attnviz.measures.words import kind_of
+        from attnviz.measures.token_kinds import kind_of
 
         return [token for token in self.vocabulary or () if not kind_of(token)]
 
