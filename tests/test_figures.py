@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,12 +13,15 @@ from PIL import Image
 from test_attention_pictures import overview_of, panels_of, run
 from test_comparison_pictures import made
 
+from attnviz.cli.main import call
 from attnviz.cli.options import LookFlags, OutputFlags
+from attnviz.combined_heads import Combination
 from attnviz.comparison import compare
 from attnviz.errors import ConfigError
 from attnviz.render.attention_pictures import draw_heads, draw_overview
 from attnviz.render.comparison_pictures import draw_differences, draw_distances, draw_three_panels
 from attnviz.render.figure_options import FigureOptions
+from attnviz.render.head_panels import head_panels
 from attnviz.render.palette import COLOURS
 
 SENTENCE = ("The", "animal", "didn't", "cross", "the", "street", "because", "it", "was", "tired")
@@ -254,7 +258,11 @@ def test_each_field_is_a_flag_of_its_name() -> None:
     import dataclasses
 
     flags = {field.name for field in dataclasses.fields(LookFlags)}
-    assert {field.name for field in dataclasses.fields(FigureOptions)} == flags - {"decode"}
+    assert {field.name for field in dataclasses.fields(FigureOptions)} == flags - {
+        "decode",
+        "average",
+        "maximum",
+    }
     assert LookFlags(width="3in", curve="root").look() == FigureOptions(width="3in", curve="root")
 
 
@@ -278,3 +286,101 @@ def test_names_of_heads_that_are_not_there(heads: str, layers: str | None, messa
     with pytest.raises(ConfigError) as caught:
         OutputFlags(heads=heads, layers=layers).chosen_heads((0, 3), 5)
     assert str(caught.value) == message
+
+
+# ── several heads as one map ────────────────────────────────────────────────────────────────────
+
+
+def combined(how: str, over: str, layers: int = 2, **facts: Any) -> tuple[Any, Any, Any]:
+    """The result, the combined one, and where its maps are."""
+    result = run(SENTENCE[:5], layers=layers, heads=3, **facts)
+    pairs = [(layer, head) for layer in range(layers) for head in (0, 2)]
+    return result, *Combination(how, over).apply(result, pairs)
+
+
+@pytest.mark.parametrize("how", ["average", "maximum"])
+@pytest.mark.parametrize(
+    ("over", "axes", "names"),
+    [
+        ("heads", 1, ["layer 0 · {} of 2 heads", "layer 1 · {} of 2 heads"]),
+        ("layers", 0, ["head 0 · {} of 2 layers", "head 2 · {} of 2 layers"]),
+        ("all", (0, 1), ["{} of 4 heads"]),
+    ],
+)
+def test_heads_are_combined(how: str, over: str, axes: Any, names: list[str]) -> None:
+    result, made, places = combined(how, over, allowed=np.tril(np.ones((5, 5))))
+    chosen = result.attention[:, 0, [0, 2]].astype(np.float64)
+    fold = np.mean if how == "average" else np.max
+    want = fold(chosen, axis=axes).reshape(-1, 5, 5)
+    found = np.stack([made.attention[layer, 0, head] for layer, head in places])
+    assert found == pytest.approx(want, abs=1e-6)
+    assert found.dtype == result.attention.dtype
+    assert (made.allowed == np.tril(np.ones((5, 5), dtype=bool))).all()
+    panels = head_panels(made, 0, places, FigureOptions())
+    drawn = [panels.panel(pair) for pair in places]
+    assert [panel.names[0] for panel in drawn] == [name.format(how) for name in names]
+    if how == "average":
+        assert drawn[0].measures[0].endswith("bits")
+    else:
+        assert drawn[0].measures == ("largest weights",)
+        assert panels.measured(1).endswith("rows do not sum to 1")
+    assert f"{how} of" in panels.caption
+
+
+def test_masks_of_their_own_are_combined_too() -> None:
+    result = run(SENTENCE[:5], heads=3)
+    allowed = np.ones((1, 1, 3, 5, 5), dtype=bool)
+    allowed[0, 0, 0, :, 1] = allowed[0, 0, 1, :, 1:3] = False
+    made, places = Combination("average", "heads").apply(
+        replace(result, allowed=allowed), [(0, 0), (0, 1)]
+    )
+    assert not made.allowed[0, 0, 0, :, 1].any()
+    assert made.allowed[0, 0, 0, :, 2].all()
+    panels = head_panels(made, 0, places, FigureOptions())
+    assert panels.panel((0, 0)).title == "Average of 2 heads"
+
+
+@pytest.mark.parametrize(
+    ("flags", "files"),
+    [
+        (["--average", "heads"], ["seq0-average.png"]),
+        (
+            ["--maximum", "layers", "--heads", "0,2"],
+            ["seq0-maximum-head0.png", "seq0-maximum-head2.png"],
+        ),
+        (["--average", "all"], ["seq0-average.png"]),
+    ],
+)
+def test_combined_heads_on_the_command_line(here: Path, flags: list[str], files: list[str]) -> None:
+    assert call(["run", "a b a", *flags, "-o", "out", "-o", "a.svg", "-q"]) == 0
+    assert sorted(path.name for path in (here / "out").iterdir()) == [*files, "seq0-overview.png"]
+    assert f"{flags[0][2:]} of" in (here / "a.svg").read_text()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (
+            ["run", "a b", "--average", "heads", "-o", "x.html"],
+            "--average makes pictures; -o x.html would not show it",
+        ),
+        (
+            ["run", "a b", "--average", "heads", "--maximum", "all"],
+            "--average and --maximum are two pictures; give one of them",
+        ),
+        (
+            ["run", "a b", "--maximum", "rows"],
+            "--maximum is 'rows'; it must be one of heads, layers, all",
+        ),
+        (
+            ["stats", "a b", "--average", "all"],
+            "--average works with run and render, not with stats",
+        ),
+    ],
+)
+def test_combinations_that_cannot_work(
+    capsys: pytest.CaptureFixture[str], here: Path, arguments: list[str], message: str
+) -> None:
+    assert call(arguments) == 2
+    assert capsys.readouterr().err == f"attnviz: {message}\n"
+    assert not list(here.iterdir())

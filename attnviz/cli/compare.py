@@ -119,6 +119,7 @@ def compare(
 ) -> None:
     """Compare two results over the same tokens: which heads changed, where, by how much."""
     look.look()
+    look.combination("compare")
     output.places()
     if Path("-") in (a, b):
         raise InputError("attention is read from files, not from standard input; save it first")

@@ -18,9 +18,10 @@ from attnviz.cli.files import DEFAULT_FOLDER, kind_of
 from attnviz.config import POSITIONS, AttentionConfig, check_size, choice
 from attnviz.errors import ConfigError, printable
 from attnviz.masks import FILE, MASKS, NUMBER, PADDING, SWITCH, mask_named
-from attnviz.render.figure_options import FigureOptions
+from attnviz.render.figure_options import COMBINED_OVER, FigureOptions
 
 if TYPE_CHECKING:
+    from attnviz.combined_heads import Combination
     from attnviz.result import Attention
     from attnviz.sources.bare_arrays import BareArray
 
@@ -661,6 +662,36 @@ class LookFlags:
             help="Names of the axes, 'query,key', or none.",
         ),
     ] = FigureOptions.axis_labels  # fmt: skip
+
+    average: Annotated[
+        str | None,
+        optional(
+            "--average", panel=FIGURE, metavar="heads|layers|all",
+            help="Draw the average of the heads of each layer, of each head over the layers, or "
+            "of all heads.",
+        ),
+    ] = None  # fmt: skip
+    maximum: Annotated[
+        str | None,
+        optional(
+            "--maximum", panel=FIGURE, metavar="heads|layers|all",
+            help="The same with the largest weights.",
+        ),
+    ] = None  # fmt: skip
+
+    def combination(self, command: str = "") -> Combination | None:
+        """How heads are combined into one map; refused where `command` cannot draw it."""
+        if self.average is None and self.maximum is None:
+            return None
+        how, over = ("average", self.average) if self.average else ("maximum", self.maximum)
+        if command:
+            raise ConfigError(f"--{how} works with run and render, not with {command}")
+        if self.average is not None and self.maximum is not None:
+            raise ConfigError("--average and --maximum are two pictures; give one of them")
+        choice(f"--{how}", str(over), COMBINED_OVER)
+        from attnviz.combined_heads import Combination
+
+        return Combination(how, str(over))
 
     def look(self) -> FigureOptions:
         """The checked options of pictures."""

@@ -13,11 +13,12 @@ from attnviz.cli.console import remark, result
 from attnviz.cli.files import PAGES, PICTURES, Staging
 from attnviz.cli.options import LookFlags
 from attnviz.cli.progress import Work
-from attnviz.errors import printable
+from attnviz.errors import ConfigError, printable
 
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from attnviz.combined_heads import Combination
     from attnviz.render.overlay_picture import Photo
     from attnviz.result import Attention
     from attnviz.trace import Step
@@ -103,11 +104,14 @@ class Outputs(PlannedFiles["Attention"]):
         super().__init__(staging, sequences, several[1])
         self._look, self._work, self._heads = look.look(), work, heads
         self._page_theme = look.theme or ""
-        self._shown = shown_by(look)
+        self._shown, self._combination = shown_by(look), look.combination()
         self._several_layers = several[0]
 
     def plan(self, path: Path, kind: str) -> None:
         """Claim the files of one -o."""
+        if self._combination is not None and kind in PAGES:
+            flag = f"--{self._combination.how}"
+            raise ConfigError(f"{flag} makes pictures; -o {printable(path)} would not show it")
         if kind == "folder":
             self._plan_folder(path)
         elif kind in PICTURES:
@@ -120,6 +124,8 @@ class Outputs(PlannedFiles["Attention"]):
 
     def plan_overlays(self, path: Path, query: str | None) -> None:
         """Claim a picture for each sequence, of a query's attention laid over what was seen."""
+        if self._combination is not None:
+            raise ConfigError(f"--overlay draws single heads, not --{self._combination.how}")
         for sequence, place in self._claim_pictures(path):
             self._writers.append(partial(self._overlay, place, sequence, query))
 
@@ -130,6 +136,8 @@ class Outputs(PlannedFiles["Attention"]):
             f"{f'layer{layer:0{wide}d}-' * self._several_layers}head{head:0{digits}d}.png"
             for layer, head in self._heads
         ]
+        if self._combination is not None:
+            heads = self._combined_names(self._combination)
         n = 1 + len(heads)
         names = [f"seq{s}-{name}" for s in self._sequences for name in ("overview.png", *heads)]
         places = self._claim_folder(folder, names)
@@ -137,6 +145,21 @@ class Outputs(PlannedFiles["Attention"]):
             overview, *singles = places[i * n : (i + 1) * n]
             self._writers.append(partial(self._overview, overview, sequence))
             self._writers.append(partial(self._singles, singles, sequence))
+
+    def _combined_names(self, combination: Combination) -> list[str]:
+        """A file for each map that combines heads."""
+        how = combination.how
+        form = {"heads": "layer{}-" + how, "layers": how + "-head{}", "all": how}[combination.over]
+        if combination.over == "heads" and not self._several_layers:
+            form = how
+        return [f"{form.format(key)}.png" for key in combination.groups(self._heads)]
+
+    def _drawn(self, drawn: Attention) -> tuple[Attention, list[tuple[int, int]]]:
+        """The maps to draw, and where they are."""
+        shown, heads = self._shown(drawn), self._at(drawn)
+        if self._combination is None:
+            return shown, heads
+        return self._combination.apply(shown, heads)
 
     def _at(self, drawn: Attention) -> list[tuple[int, int]]:
         """The heads to draw by the index of their layer in `drawn`."""
@@ -154,7 +177,8 @@ class Outputs(PlannedFiles["Attention"]):
         if console.is_terminal if show is None else show:
             from attnviz.render.terminal_maps import print_maps
 
-            shown, look = self._shown(drawn), self._look
+            look = self._look
+            shown, heads = self._drawn(drawn)
             for sequence in self._sequences:
                 result("")
                 print_maps(shown, sequence, console, heads, look.vmax, look.cmap)
@@ -164,7 +188,7 @@ class Outputs(PlannedFiles["Attention"]):
     def _overview(self, place: Path, sequence: int, drawn: Attention) -> list[str]:
         from attnviz.render.attention_pictures import draw_overview
 
-        shown, heads = self._shown(drawn), self._at(drawn)
+        shown, heads = self._drawn(drawn)
         warnings = draw_overview(shown, sequence, place, self._look, heads)
         self._work.advance()
         return warnings
@@ -172,9 +196,9 @@ class Outputs(PlannedFiles["Attention"]):
     def _singles(self, files: list[Path], sequence: int, drawn: Attention) -> list[str]:
         from attnviz.render.attention_pictures import draw_heads
 
-        places = zip(self._at(drawn), files, strict=True)
-        targets = [(layer, head, file) for (layer, head), file in places]
-        return draw_heads(self._shown(drawn), sequence, targets, self._look, self._work.advance)
+        shown, heads = self._drawn(drawn)
+        targets = [(*pair, file) for pair, file in zip(heads, files, strict=True)]
+        return draw_heads(shown, sequence, targets, self._look, self._work.advance)
 
     def _overlay(
         self, place: Path, sequence: int, query: str | None, drawn: Attention

@@ -35,6 +35,7 @@ def stats(
 ) -> None:
     """Measure what each head does over a corpus: where it looks, how sharply, what it is."""
     look.look()
+    look.combination("stats")
     from attnviz.cli.stats_run import StatsRun
 
     StatsRun(corpus, layer, weights, model, masking, measures, report, how, look).run()

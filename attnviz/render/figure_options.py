@@ -31,6 +31,10 @@ UNITS = {"in": 72.0, "cm": 72 / 2.54, "mm": 72 / 25.4, "pt": 1.0}
 """Points of each unit of `--width`."""
 
 CURVES, SCALES = ("linear", "root", "log"), ("all", "head")
+COMBINED_OVER = ("heads", "layers", "all")
+"""What `--average` and `--maximum` combine: the heads of each layer, each head over the layers, or
+all heads."""
+
 SMALLEST_FONT, LARGEST_FONT = 6.0, 24.0
 NARROWEST, WIDEST = 72.0, 1440.0
 

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from attnviz.combined_heads import COMBINED
 from attnviz.measures import measure
 from attnviz.render.axes import PositionAxis, TokenAxis
 from attnviz.render.figure_options import FigureOptions
@@ -70,10 +71,14 @@ def head_panels(
     scale, bar, kind = _scales(attention, sequence, pairs, cells, options)
     caption += kind
 
+    no_measures = "a part of the map" if attention.is_part else ""
+    if attention.config.get(COMBINED, {}).get("how") == "maximum":  # rows do not sum to 1
+        no_measures = "largest weights"
+
     def panel(pair: Pair) -> Panel:
         weights, kinds = cells.cells(*pair)
-        if isnan(measured["entropy"][pair]) or attention.is_part:
-            why = "a part of the map" if attention.is_part else why_unmeasured(kinds)
+        if isnan(measured["entropy"][pair]) or no_measures:
+            why = no_measures or why_unmeasured(kinds)
             texts: tuple[tuple[str, ...], str] = (why,), f"no measures: {why}"
         else:
             texts = measures_in_words(measured, pair)
@@ -93,7 +98,7 @@ def head_panels(
         axes[1],
         title=f"Attention: {plural(len(pairs), 'head')}, {sizes_in_words(*axes)}",
         caption=caption,
-        measured=partial(_measured, attention.is_part),
+        measured=partial(_measured, no_measures),
         values="pixels" if attention.is_pooled else "weights",
         masks=attention.masks,
         remarks=attention.notes,
@@ -183,9 +188,11 @@ def _strongest_of_text(pooled: Attention, sequence: int, pair: Pair) -> str:
     return strongest(weight, f"{row:,} “{query_name}”", f"{key:,} “{key_name}”")
 
 
-def _measured(is_part: bool, n: int) -> str:
+def _measured(no_measures: str, n: int) -> str:
     """What the first n measures above each panel are."""
-    if is_part:
+    if no_measures == "largest weights":
+        return "each cell is the largest weight of its heads: rows do not sum to 1"
+    if no_measures:
         return "a weight is its share of all keys, not of those shown"
     names = ", ".join(text for _, text in list(MEASURE_FORMS.values())[:n])
     return f"above each map, means over its queries: {names}"

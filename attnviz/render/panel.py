@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from attnviz.combined_heads import COMBINED
 from attnviz.render.axes import PositionAxis, TokenAxis
 from attnviz.render.scales import Scale
 from attnviz.result import Attention
@@ -173,6 +174,16 @@ class HeadCells:
 
 def head_names(result: Any, layer: int, head: int) -> tuple[str, ...]:
     """A head's name, from the longest form to the shortest."""
+    combined = result.config.get(COMBINED)
+    if combined is not None:
+        label, how = combined["label"], combined["how"]
+        if combined["over"] == "layers":
+            number = combined["heads"][head]
+            return f"head {number} · {label}", f"H{number} {how}", f"H{number}"
+        if not result.names_layers:
+            return label, how, "∅"
+        number = result.layer_numbers[layer]
+        return f"layer {number} · {label}", f"L{number} {how}", f"L{number}"
     if not result.names_layers:
         return f"head {head}", f"H{head}", f"{head}"
     number = result.layer_numbers[layer]
