@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import signal
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import settings
+from install_browser import find_browser
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page
@@ -51,10 +51,9 @@ FLAGS = [
 def browser() -> Iterator[Browser]:
     from playwright.sync_api import sync_playwright
 
-    names = ("chromium", "chromium-browser", "google-chrome")
-    found = next(filter(None, map(shutil.which, names)), None)
+    found = find_browser()
     if found is None:
-        pytest.fail(f"none of {', '.join(names)} is on the path; on Debian: apt install chromium")
+        pytest.fail("there is no browser; python tests/install_browser.py installs one")
     with sync_playwright() as playwright:
         chromium = playwright.chromium.launch(executable_path=found, args=FLAGS)
         yield chromium

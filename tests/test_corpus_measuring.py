@@ -420,6 +420,18 @@ def test_signals_wait_for_the_start_of_ray() -> None:
         signal.signal(signal.SIGTERM, before)
 
 
+def test_what_ray_writes_as_it_ends_is_not_seen(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    import ray
+
+    monkeypatch.setattr(cluster, "_begin", lambda *_: True)
+    monkeypatch.setattr(ray, "shutdown", lambda: os.write(2, b"the raylet is dead"))
+    with pytest.raises(KeyboardInterrupt), ray_at():
+        raise KeyboardInterrupt
+    assert capfd.readouterr().err == ""
+
+
 def slow_opening(folder: Path) -> Slow:
     """Opens a source that tells its process, and takes its time."""
     made = Slow(OPENING().source)

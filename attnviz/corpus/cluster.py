@@ -65,7 +65,8 @@ def ray_at(address: str | None = None, workers: int | None = None) -> Iterator[N
         if begun:
             import ray
 
-            ray.shutdown()
+            with _silence():  # after Ctrl-C, Ray's own threads report that their raylet is gone
+                ray.shutdown()
 
 
 def measure_on_ray(
@@ -162,7 +163,7 @@ def _signals(later: bool) -> Iterator[None]:
 
 @contextmanager
 def _silence() -> Iterator[None]:
-    """Nothing on standard error for a moment, from below Python either."""
+    """Nothing goes to standard error meanwhile, not even what is written below Python."""
     try:
         kept = os.dup(2)
     except OSError:  # it is closed
