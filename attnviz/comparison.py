@@ -262,23 +262,13 @@ def check_alike(a: Attention, b: Attention, sequences: Sequence[int], match: boo
     check_sizes(a.attention.shape, b.attention.shape, match)
     for s in sequences:
         where = f"sequence {s}: " if a.batch_size > 1 else ""
-        queries = (
-            real(a.query_tokens[s], a.query_valid[s]),
-            real(b.query_tokens[s], b.query_valid[s]),
-        )
-        keys = real(a.key_tokens[s], a.key_valid[s]), real(b.key_tokens[s], b.key_valid[s])
-        for what, sides in (("query", queries), ("key", keys)):
-            difference = _first_difference(what, *sides)
+        for side, what in enumerate(("query", "key")):
+            difference = _first_difference(what, a.real_tokens(s, side), b.real_tokens(s, side))
             if difference:
                 raise InputError(f"{where}{difference}; both must be over the same tokens")
 
 
-def real(tokens: Sequence[str], valid: Mask) -> list[str]:
-    """The tokens that are no padding."""
-    return [token for token, counts in zip(tokens, valid, strict=True) if counts]
-
-
-def _first_difference(what: str, a: list[str], b: list[str]) -> str:
+def _first_difference(what: str, a: Sequence[str], b: Sequence[str]) -> str:
     for i, (in_a, in_b) in enumerate(zip(a, b, strict=False)):
         if in_a != in_b:
             shown = f"'{printable(in_a, 40)}' in A and '{printable(in_b, 40)}' in B"
@@ -358,11 +348,10 @@ class _Rows:
 
 def _rows(result: Attention, layer: int, sequence: int, head: int, block: slice) -> _Rows:
     """The real rows from `block.start` to `block.stop`."""
-    first = int(np.flatnonzero(result.query_valid[sequence])[0])
+    first, _ = result.places(sequence, 0)
     block = slice(first + block.start, first + block.stop)
     weights = result.attention[layer, sequence, head, block].astype(np.float64)
-    masks = result.allowed[layer, sequence]
-    allowed: Mask = masks[head if len(masks) > 1 else 0, block]
+    allowed = result.mask_of(layer, sequence, head)[block]
     keys = result.key_valid[sequence]
     within = weights[:, keys]
     on_padding = weights[:, ~keys].sum(-1)
@@ -429,10 +418,7 @@ def _place(
 ) -> ComparedCell:
     """The cell at index `at` of rows whose first one is query `first` of sequence `s`."""
     row, key = divmod(at, in_a.weights.shape[1])
-    named = (
-        real(tokens.query_tokens[s], tokens.query_valid[s])[first + row],
-        real(tokens.key_tokens[s], tokens.key_valid[s])[key],
-    )
+    named = tokens.real_tokens(s, 0)[first + row], tokens.real_tokens(s, 1)[key]
     values = float(in_a.weights[row, key]), float(in_b.weights[row, key])
     return ComparedCell(*heads, s, first + row, key, *named, *values)
 

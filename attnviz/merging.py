@@ -17,7 +17,7 @@ import numpy.typing as npt
 from attnviz.errors import InputError
 from attnviz.pieces import Pieces, marked_pieces
 from attnviz.result import HIDDEN, Attention
-from attnviz.tokens import PAD, Tokens
+from attnviz.tokens import Tokens, padded
 
 MERGED = "pieces merged into words"
 
@@ -128,16 +128,7 @@ def with_pieces(
 
 def _sides(result: Attention) -> list[_AxisPieces]:
     """The queries and the keys."""
-    rows = [
-        [
-            tuple(token for token, is_real in zip(row, places, strict=True) if is_real)
-            for row, places in zip(tokens, valid, strict=True)
-        ]
-        for tokens, valid in (
-            (result.query_tokens, result.query_valid),
-            (result.key_tokens, result.key_valid),
-        )
-    ]
+    rows = [[result.real_tokens(b, side) for b in range(result.batch_size)] for side in (0, 1)]
     queries, keys = (
         _known(result.config.get(name), side) for name, side in zip(NAMES, rows, strict=True)
     )
@@ -231,8 +222,8 @@ def _regrouped(
         result,
         attention=attention,
         allowed=allowed,
-        query_tokens=_padded(made[0].tokens, width, result.pad_side),
-        key_tokens=_padded(made[1].tokens, key_width, result.pad_side),
+        query_tokens=padded(made[0].tokens, width, result.pad_side),
+        key_tokens=padded(made[1].tokens, key_width, result.pad_side),
         lengths=lengths,
         key_lengths=key_lengths,
         config=with_pieces(result.config, made[0].pieces, made[1].pieces),
@@ -262,18 +253,10 @@ def _places(length: int, width: int, pad_side: str) -> slice:
     return slice(0, length) if pad_side == "right" else slice(width - length, width)
 
 
-def _padded(rows: Sequence[Tokens], width: int, pad_side: str) -> tuple[Tokens, ...]:
-    padded = []
-    for row in rows:
-        fill = (PAD,) * (width - len(row))
-        padded.append((*row, *fill) if pad_side == "right" else (*fill, *row))
-    return tuple(padded)
-
-
 def _renamed(result: Attention, sides: Sequence[Sequence[Tokens]]) -> Attention:
     """`result` with other names for the same tokens."""
     widths = result.n_queries, result.n_keys
     queries, keys = (
-        _padded(rows, width, result.pad_side) for rows, width in zip(sides, widths, strict=True)
+        padded(rows, width, result.pad_side) for rows, width in zip(sides, widths, strict=True)
     )
     return replace(result, query_tokens=queries, key_tokens=keys)

@@ -149,6 +149,12 @@ class About:
         start = width - length if self.pad_side == "left" else 0
         return start, start + length
 
+    def real_tokens(self, sequence: int, side: int) -> tuple[str, ...]:
+        """The queries (`side` 0) or keys (1) of a sequence without padding."""
+        return (self.query_tokens, self.key_tokens)[side][sequence][
+            slice(*self.places(sequence, side))
+        ]
+
 
 @dataclass(frozen=True, eq=False)
 class Pixels:
@@ -324,6 +330,11 @@ class Attention(About):
         """`[L B 1|H Pq Pk]`: how many weights of each cell are allowed, 0 or 1 of a weight."""
         return self.allowed if self.pixels is None else self.pixels.counts
 
+    def mask_of(self, layer: int, sequence: int, head: int) -> npt.NDArray[np.bool_]:
+        """`[Pq Pk]`: `allowed` of one head."""
+        masks = self.allowed[layer, sequence]
+        return np.asarray(masks[head if len(masks) > 1 else 0])
+
     @property
     def has_weights_kept(self) -> bool:
         """Whether the weights of any window can be computed again: see `full_resolution`."""
@@ -456,14 +467,10 @@ def batches_of(result: About) -> tuple[Batch, Batch]:
 
     Raises `InputError` when all of them are padding.
     """
-    sides = [(result.query_tokens, result.query_valid), (result.key_tokens, result.key_valid)]
     made = []
-    for rows, valid in sides if result.is_cross else sides[:1]:
-        real = [
-            tuple(token for token, is_real in zip(row, places, strict=True) if is_real)
-            for row, places in zip(rows, valid, strict=True)
-        ]
-        made.append(make_batch(real, None, valid.shape[1], result.pad_side))
+    for side, width in enumerate((result.n_queries, result.n_keys)[: 1 + result.is_cross]):
+        real = [result.real_tokens(sequence, side) for sequence in range(len(result.lengths))]
+        made.append(make_batch(real, None, width, result.pad_side))
     return made[0], made[-1]
 
 

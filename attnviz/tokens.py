@@ -419,11 +419,14 @@ class Batch:
     @property
     def padded_tokens(self) -> tuple[Tokens, ...]:
         """`[B][T]`: the tokens with `[PAD]` where the batch is padded."""
-        rows = []
-        for tokens in self.tokens:
-            fill = (PAD,) * (self.width - len(tokens))
-            rows.append(tokens + fill if self.pad_side == "right" else fill + tokens)
-        return tuple(rows)
+        return padded(self.tokens, self.width, self.pad_side)
+
+
+def padded(rows: Sequence[Tokens], width: int, pad_side: str) -> tuple[Tokens, ...]:
+    """Each of `rows` with `[PAD]` up to `width` tokens, on one side."""
+    fills = [(PAD,) * (width - len(row)) for row in rows]
+    pairs = zip(rows, fills, strict=True)
+    return tuple((*row, *fill) if pad_side == "right" else (*fill, *row) for row, fill in pairs)
 
 
 def make_vocabulary(sequences: Iterable[Tokens]) -> Tokens:

@@ -34,8 +34,7 @@ def weight_warnings(
         real, keys = result.query_valid[sequence], result.key_valid[sequence]
         for layer, head in pairs:
             weights = result.attention[layer, sequence, head][real].astype(np.float64)
-            mask = result.allowed[layer, sequence]
-            allowed = mask[head if len(mask) > 1 else 0][real]
+            allowed = result.mask_of(layer, sequence, head)[real]
             finite = np.isfinite(weights)
             odd += int((~finite).sum())
             weights[~finite] = 0

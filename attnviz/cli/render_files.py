@@ -271,13 +271,17 @@ def _facts(
     console: Console,
 ) -> list[Fact]:
     """What was read: where from, its sizes, masks, tokens."""
-    facts = [("source", printable(result.source) or "not told")]
-    if isinstance(opened.found, Attention) and opened.found.is_pooled:
-        sizes = f"{opened.found.n_layers} × {opened.found.batch_size} × {opened.found.n_heads}"
-        facts.append(("attention", f"{sizes} maps (layers, sequences, heads)"))
+    whole = opened.found
+    if isinstance(whole, Attention) and whole.is_pooled:
+        sizes = f"{whole.n_layers} × {whole.batch_size} × {whole.n_heads}"
+        facts = [
+            ("source", printable(whole.source) or "not told"),
+            ("attention", f"{sizes} maps (layers, sequences, heads)"),
+        ]
         if result.is_part:
             return [*facts, mask_names(result.masks), *part_facts(result)]
         return [*facts, *pooled_facts(result, "")]
+    facts = [("source", printable(result.source) or "not told")]
     sizes = notation(sizes_in_words(result.attention.shape), ascii_only(console))
     facts.append(("attention", f"{sizes}, {result.attention.dtype}"))
     queries, keys = opened.queries, opened.keys
@@ -289,7 +293,7 @@ def _facts(
     else:
         allowed = result.allowed[0] if result.masks else None
         facts += mask_facts(result.masks, allowed, queries, keys)
-    named = isinstance(opened.found, Attention) or array.tokens or array.key_tokens
+    named = isinstance(whole, Attention) or array.tokens or array.key_tokens
     if named or not (queries.valid.all() and keys.valid.all()):
         others = keys if result.is_cross else None
         plain = ascii_only(console)

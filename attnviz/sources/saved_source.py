@@ -7,7 +7,6 @@ from functools import partial
 from pathlib import Path
 
 import numpy as np
-import numpy.typing as npt
 
 from attnviz.errors import InputError, printable
 from attnviz.layer_attention import LayerAttention
@@ -15,7 +14,7 @@ from attnviz.pipeline import Collector, Line, Pass, Progress, Tokenized
 from attnviz.result import Attention
 from attnviz.sources.bare_arrays import read_attention
 from attnviz.sources.own_layers import TokenizedBatch
-from attnviz.tokens import Batch, Texts, make_batch
+from attnviz.tokens import Texts, make_batch
 from attnviz.weight_warnings import weight_warnings
 from attnviz.wording import plural
 
@@ -56,9 +55,12 @@ class SavedSource:
             )
         if not run.lengths[b]:
             raise InputError("has no tokens")
-        queries = _batch(run.query_tokens[b], run.query_valid[b], run.pad_side)
-        keys = _batch(run.key_tokens[b], run.key_valid[b], run.pad_side) if run.is_cross else None
-        tokens = TokenizedRun(queries, keys)
+        sides = zip((0, 1), (run.n_queries, run.n_keys), strict=True)
+        queries, keys = (
+            make_batch([run.real_tokens(b, side)], None, width, run.pad_side)
+            for side, width in sides
+        )
+        tokens = TokenizedRun(queries, keys if run.is_cross else None)
         object.__setattr__(tokens, "at", (at, b))
         return tokens
 
@@ -129,12 +131,6 @@ class SavedSource:
                 wrong = wrong or error
         assert wrong is not None
         raise wrong
-
-
-def _batch(row: Sequence[str], valid: npt.NDArray[np.bool_], pad_side: str) -> Batch:
-    """One row of padded tokens as a batch."""
-    real = tuple(token for token, is_real in zip(row, valid, strict=True) if is_real)
-    return make_batch([real], None, len(row), pad_side)
 
 
 def _layers_and_heads(layers: int, heads: int) -> str:
