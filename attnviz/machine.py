@@ -99,3 +99,15 @@ def require_package(package: str, what: str, extra: str) -> None:
         raise ConfigError(
             f"{what} needs {package}, which is not installed: pip install 'attnviz[{extra}]'"
         )
+
+
+def human_count(n: int) -> str:
+    """`n` to three digits, in steps of 1000: 999, 1.05M, 12.7G; numbers under 10,000 are exact."""
+    if n < 10_000:
+        return str(n)
+    size = float(n)
+    for unit in ("", "k", "M", "G", "T", "P"):
+        if size < 999.5:
+            return f"{size:.3g}{unit}"
+        size /= 1000
+    return f"{size:.3g}E" if size < 999.5 else f"{size:.2e}E"

@@ -162,7 +162,7 @@ STEP_KINDS: dict[str, StepKind] = {
     "alibi": StepKind("attend", "minus the distance, times a slope of each head's own"),
     "biased": StepKind(
         "attend",
-        "position bias added to the scores: the only sign of position",
+        "bias added to the scores: the only sign of position",
         ("capped|scores|products", "position_bias|alibi"),
     ),
     "allowed": StepKind("attend", "all masks combined by 'and': True where a query may look"),

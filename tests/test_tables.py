@@ -18,12 +18,13 @@ from one_pass import Ran, from_config
 from rich.console import Console
 from rich.text import Text
 
+from attnviz import machine, trace_totals
 from attnviz.architectures import from_dict
 from attnviz.config import AttentionConfig
 from attnviz.machine import human_bytes
 from attnviz.masks import rule
 from attnviz.measures import MEASURES, measure, measure_all
-from attnviz.render import tables
+from attnviz.render import head_measures, trace_table
 from attnviz.render.visible import cells, notation
 from attnviz.sources.from_architecture import architecture_steps
 from attnviz.sources.shadow_trace import shadow_steps
@@ -59,7 +60,7 @@ def printed(console: Console) -> list[str]:
 
 def trace(steps: Sequence[Step], console: Console | None = None, **options: Any) -> list[str]:
     console = paper() if console is None else console
-    tables.print_trace(steps, console, **options)
+    trace_table.print_trace(steps, console, **options)
     return printed(console)
 
 
@@ -118,7 +119,7 @@ def test_a_pipe_gets_every_column_of_every_step(run: Ran) -> None:
         assert row[:6] + row[7:] == expected[:6] + expected[7:]
         n = step.matmul_flops or step.elementwise_flops
         mark = "~" if step.elementwise_flops else ""
-        assert row[6] == (mark + tables.human_count(n) if n else "-")
+        assert row[6] == (mark + machine.human_count(n) if n else "-")
 
 
 def test_source_lines(run: Ran) -> None:
@@ -134,8 +135,8 @@ def test_k_and_v_fold_onto_q(run: Ran) -> None:
     assert "k" not in found
     projected = found["q,k,v_projected"]
     three = [s for s in run.steps if s.name in ("q_projected", "k_projected", "v_projected")]
-    assert projected[5] == tables.human_count(sum(s.n_parameters for s in three))
-    assert projected[6] == tables.human_count(sum(s.matmul_flops for s in three))
+    assert projected[5] == machine.human_count(sum(s.n_parameters for s in three))
+    assert projected[6] == machine.human_count(sum(s.matmul_flops for s in three))
     assert projected[7] == human_bytes(sum(s.nbytes for s in three))
     assert projected[-1].startswith("W_Q, W_K, W_V: ")
     assert found["q,k,v"][7:9] == ["view", "strided"]
@@ -145,14 +146,14 @@ def test_k_and_v_fold_onto_q(run: Ran) -> None:
 
 def test_values_of_another_width_do_not_fold() -> None:
     sizes = {**SIZES, "d_v": 32}
-    names = [row.name for row in tables.rows_of(steps_at(sizes))]
+    names = [row.name for row in trace_table.rows_of(steps_at(sizes))]
     assert names[3:8] == ["q,k_projected", "q,k", "v_projected", "v", "products"]
 
 
 def test_in_cross_attention_q_stands_alone_even_when_lengths_are_equal() -> None:
-    names = [row.name for row in tables.rows_of(steps_at(cross=True), cross=True)]
+    names = [row.name for row in trace_table.rows_of(steps_at(cross=True), cross=True)]
     assert names[6:10] == ["q_projected", "q", "k,v_projected", "k,v"]
-    unequal = [row.name for row in tables.rows_of(steps_at({**SIZES, "Tk": 5}, cross=True))]
+    unequal = [row.name for row in trace_table.rows_of(steps_at({**SIZES, "Tk": 5}, cross=True))]
     assert unequal[6:10] == names[6:10]
 
 
@@ -162,7 +163,7 @@ def test_the_embedding_that_both_texts_share_is_counted_once() -> None:
     assert found["key_embedded"][5] == "shared"
     layer = sum(p.numel() for p in run.layers[0].parameters())
     vocabulary = 4 + 5
-    assert tables.totals_of(run.steps).parameters == layer + vocabulary * 35
+    assert trace_totals.totals_of(run.steps).parameters == layer + vocabulary * 35
 
 
 def test_the_header_says_what_the_sizes_stand_for(run: Ran) -> None:
@@ -225,7 +226,7 @@ def test_sixty_columns_take_two_lines_a_step(cross: bool, ascii: bool) -> None:
     steps = [line for line in body if line not in stages]
     assert all(re.match(r" *\d+ ", line) for line in steps[::2])
     assert all(line.startswith("   ") for line in steps[1::2])
-    assert len(steps) == 2 * len(tables.rows_of(steps_at(cross=cross), cross=cross))
+    assert len(steps) == 2 * len(trace_table.rows_of(steps_at(cross=cross), cross=cross))
     assert not any("…" in line or "..." in line for line in lines)
 
 
@@ -250,7 +251,7 @@ def test_no_width_loses_anything(width: int, source: bool) -> None:
     lines = trace(steps, paper(width, terminal=True), source=source)
     assert all(cells(line) <= width for line in lines)
     text = " ".join(" ".join(lines).split())
-    for row in tables.rows_of(steps):
+    for row in trace_table.rows_of(steps):
         assert row.words in text
         assert "×".join(map(str, row.first.shape)) in text
         assert " ".join(row.first.axes) in text
@@ -292,7 +293,7 @@ def test_no_colour_means_no_escape_and_ascii_means_ascii() -> None:
 
 def test_nothing_is_printed_for_no_steps() -> None:
     assert trace([]) == []
-    assert tables.peak([]) == (0, 0)
+    assert trace_totals.peak([]) == (0, 0)
 
 
 # ── totals ───────────────────────────────────────────────────────────────────────────────────
@@ -324,12 +325,12 @@ def test_the_peak_by_hand() -> None:
     # later: input, v, and two maps; with the mask once, a byte for each query and key
     masked = item * (tokens + tokens + 2 * scores) + 100 * 100
     assert masked < first
-    assert tables.peak(steps) == (first, 9)
+    assert trace_totals.peak(steps) == (first, 9)
     assert [s.name for s in steps][9] == "products"
     long = {**SIZES, "B": 1, "Tq": 4096, "Tk": 4096}
     tokens, scores = 4096 * 512, 8 * 4096 * 4096
     masked = item * (2 * tokens + 2 * scores) + 4096 * 4096
-    assert tables.peak(steps_at(long)) == (masked, 12)
+    assert trace_totals.peak(steps_at(long)) == (masked, 12)
     assert [s.name for s in steps][12] == "masked_scores"
 
 
@@ -338,7 +339,7 @@ def test_the_peak_keeps_what_the_layer_returns() -> None:
     sizes = {**SIZES, "B": 1, "H": 2, "Tq": 50, "Tk": 50, "d_k": 1, "d_v": 1}
     steps = steps_at(sizes, masked=False)
     weights, tokens = 4 * 2 * 50 * 50, 4 * 50 * 512
-    most, at = tables.peak(steps)
+    most, at = trace_totals.peak(steps)
     assert (most, steps[at].name) == (weights + 3 * tokens, "residual")
 
 
@@ -353,7 +354,7 @@ def test_what_grows_as_t_squared() -> None:
     totals = [8 * 4 * 4 * n * n + n * n for n in (4096, 32768, 131072)]
     assert table["together"] == [human_bytes(n) for n in totals]
     flops = [2 * 2 * 8 * 64 * n * n for n in (4096, 32768, 131072)]
-    assert table["FLOP of 10, 15"] == [tables.human_count(n) for n in flops]
+    assert table["FLOP of 10, 15"] == [machine.human_count(n) for n in flops]
 
 
 def test_a_trace_without_scores_has_nothing_that_grows() -> None:
@@ -376,7 +377,7 @@ def test_a_trace_without_scores_has_nothing_that_grows() -> None:
     ],
 )
 def test_human_count(n: int, shown: str) -> None:
-    assert tables.human_count(n) == shown
+    assert machine.human_count(n) == shown
 
 
 # ── architectures ────────────────────────────────────────────────────────────────────────────
@@ -400,10 +401,10 @@ def test_grouped_heads() -> None:
     assert found["k,v"][3:5] == ["1×8×128×128", "B Hkv Tk d_k"]
     assert found["k,v_repeated"][-1] == "key and value heads lent to the H / Hkv heads of a group"
     order = [s.name for s in steps]
-    read = tables.reads(steps)
+    read = trace_totals.reads(steps)
     assert [order[i] for i in read[order.index("products")]] == ["q_rotated", "k_repeated"]
     assert [order[i] for i in read[order.index("context")]] == ["weights", "v_repeated"]
-    assert tables.peak(steps)[0] > 0
+    assert trace_totals.peak(steps)[0] > 0
 
 
 def test_position_biases() -> None:
@@ -424,7 +425,7 @@ def heads_table(lines: Sequence[str]) -> dict[str, list[float]]:
 @pytest.mark.parametrize("sequence", [0, 1, None])
 def test_the_measures_of_each_head(run: Ran, sequence: int | None) -> None:
     console = paper()
-    tables.print_heads(run.result, sequence, console)
+    head_measures.print_heads(run.result, sequence, console)
     lines = printed(console)
     found = heads_table(lines)
     sums = measure_all(run.result) if sequence is None else measure(run.result, sequence)
@@ -439,10 +440,10 @@ def test_the_measures_of_each_head(run: Ran, sequence: int | None) -> None:
 
 def test_chosen_heads_and_an_empty_sequence(run: Ran) -> None:
     console = paper()
-    tables.print_heads(run.result, 0, console, [(0, 3), (0, 1)])
+    head_measures.print_heads(run.result, 0, console, [(0, 3), (0, 1)])
     assert list(heads_table(printed(console))) == ["3", "1"]
     console = paper()
-    tables.print_heads(run.result, 2, console)
+    head_measures.print_heads(run.result, 2, console)
     assert printed(console) == ["heads of sequence 2: means over 0 query rows"]
 
 
@@ -454,7 +455,7 @@ def test_heads_that_see_nothing_and_several_layers(run: Ran) -> None:
     attention = np.repeat(run.result.attention, 2, axis=0)
     result = replace(run.result, attention=attention, allowed=allowed)
     console = paper()
-    tables.print_heads(result, 0, console)
+    head_measures.print_heads(result, 0, console)
     lines = printed(console)
     assert lines[0] == "heads of sequence 0: means over 0 to 4 query rows"
     assert re.split(" {2,}", lines[3 + 7]) == ["L1 H2", "-", "-", "-", "-", "-"]
@@ -463,7 +464,7 @@ def test_heads_that_see_nothing_and_several_layers(run: Ran) -> None:
 @pytest.mark.parametrize("width", [20, 30, 47])
 def test_narrow_heads(run: Ran, width: int) -> None:
     console = paper(width, terminal=True, ascii=True)
-    tables.print_heads(run.result, 0, console)
+    head_measures.print_heads(run.result, 0, console)
     lines = printed(console)
     assert all(cells(line) <= width for line in lines)
     text = " ".join(" ".join(lines).split())
@@ -476,14 +477,16 @@ def test_narrow_heads(run: Ran, width: int) -> None:
 
 
 def schema() -> Any:
-    path = Path(tables.__file__).with_name("shapes.schema.json")
+    path = Path(trace_table.__file__).with_name("shapes.schema.json")
     return json.loads(path.read_text(encoding="utf-8"))
 
 
 @pytest.mark.parametrize("cross", [False, True])
 def test_json_follows_its_schema_and_holds_the_steps(cross: bool) -> None:
     steps = steps_at(cross=cross)
-    document = json.loads(json.dumps(tables.trace_as_json(steps, sizes=SIZES, config={"seed": 0})))
+    document = json.loads(
+        json.dumps(trace_table.trace_as_json(steps, sizes=SIZES, config={"seed": 0}))
+    )
     jsonschema.Draft202012Validator.check_schema(schema())
     jsonschema.validate(document, schema())
     assert document["config"] == {"seed": 0}
@@ -508,24 +511,24 @@ def test_json_follows_its_schema_and_holds_the_steps(cross: bool) -> None:
 
 
 def test_json_without_sizes_reads_them_off_the_steps(run: Ran) -> None:
-    document = tables.trace_as_json(run.steps)
+    document = trace_table.trace_as_json(run.steps)
     jsonschema.validate(document, schema())
     expected = {"B": 3, "H": 5, "Tq": 4, "Tk": 4, "d_model": 35, "d_k": 7, "d_v": 7, "V": 10}
     assert document["sizes"] == expected
 
 
 def test_the_schema_refuses_what_is_wrong() -> None:
-    document = tables.trace_as_json(steps_at())
+    document = trace_table.trace_as_json(steps_at())
     document["steps"][0]["shape"] = [0]
     with pytest.raises(jsonschema.ValidationError):
         jsonschema.validate(document, schema())
 
 
 def test_markdown_is_a_table_of_the_same_cells() -> None:
-    lines = tables.trace_as_markdown(steps_at(), source=True).splitlines()
+    lines = trace_table.trace_as_markdown(steps_at(), source=True).splitlines()
     cells_ = [[cell.strip() for cell in line.strip("|").split(" | ")] for line in lines]
     assert cells_[0] == [*HEADS, "source", "what happens"]
     assert {len(row) for row in cells_} == {12}
     assert set(cells_[1]) == {"---", "---:"}
-    assert len(lines) == 2 + len(tables.rows_of(steps_at()))
+    assert len(lines) == 2 + len(trace_table.rows_of(steps_at()))
     assert cells_[5][2:5] == ["q,k,v_projected", "2×12×512", "B Tq H·d_k"]

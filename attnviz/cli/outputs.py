@@ -168,7 +168,7 @@ class Outputs(PlannedFiles["Attention"]):
 
     def print_maps(self, drawn: Attention, console: Console, show: bool | None) -> None:
         """Each head's measures, its map where the terminal shows maps, and what was written."""
-        from attnviz.render.tables import print_heads
+        from attnviz.render.head_measures import print_heads
 
         heads = self._at(drawn)
         for sequence in () if drawn.is_part else self._sequences:

@@ -220,7 +220,7 @@ def _report(
     why: str | None,
 ) -> None:
     """What ran, on standard output: the source, the masks, the tokens, the trace."""
-    from attnviz.render.tables import print_trace
+    from attnviz.render.trace_table import print_trace
 
     queries, keys = done.queries, done.keys
     report = [(label, visible_text(text)) for label, text in source.report(done)]

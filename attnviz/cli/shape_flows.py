@@ -49,10 +49,11 @@ from attnviz.render.reports import (
     print_comparison,
     print_diagnosis,
 )
-from attnviz.render.tables import print_trace, sizes_of, trace_as_json, trace_as_markdown
+from attnviz.render.trace_table import print_trace, trace_as_json, trace_as_markdown
 from attnviz.sources.layer_lines import layer_lines
 from attnviz.sources.own_layers import OwnLayers
 from attnviz.trace import Step
+from attnviz.trace_totals import sizes_of
 
 USUAL_LENGTH = 1024
 """Tokens for which a model's shapes are shown if no length is given."""

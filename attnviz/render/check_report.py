@@ -12,7 +12,7 @@ from rich.text import Text
 from attnviz.checks.report import CHECKS, Finding, InHead, Location, Report, number, ranges
 from attnviz.errors import printable
 from attnviz.render.console import flow, write
-from attnviz.render.tables import Paper
+from attnviz.render.text_grid import Paper
 from attnviz.wording import plural
 
 if TYPE_CHECKING:

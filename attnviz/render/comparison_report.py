@@ -10,7 +10,8 @@ from rich.text import Text
 from attnviz.comparison import ComparedCell, Comparison, HeadDifference
 from attnviz.errors import printable
 from attnviz.render.console import flow, write
-from attnviz.render.tables import Paper, grid, name_of_head, widest
+from attnviz.render.head_measures import name_of_head
+from attnviz.render.text_grid import Paper, grid, widest
 from attnviz.render.visible import shorten, signed, visible
 from attnviz.wording import plural
 

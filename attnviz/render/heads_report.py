@@ -17,7 +17,7 @@ from attnviz.errors import printable
 from attnviz.measures.glossary import GLOSSARY
 from attnviz.measures.head_classes import THRESHOLDS, HeadClass, classify, form_of
 from attnviz.render.console import flow, write
-from attnviz.render.tables import Paper, grid, widest
+from attnviz.render.text_grid import Paper, grid, widest
 from attnviz.render.visible import cells
 from attnviz.wording import plural
 

@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 from rich.text import Text
 
-from attnviz.machine import human_bytes
+from attnviz.machine import human_bytes, human_count
 from attnviz.render.console import flow, write
-from attnviz.render.tables import Paper, grid, human_count, own_parameters, totals_of, widest
+from attnviz.render.text_grid import Paper, grid, widest
+from attnviz.trace_totals import own_parameters, totals_of
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -12,7 +12,7 @@ from rich.text import Text
 from attnviz.errors import printable
 from attnviz.module_trace import ModuleStep, ModuleTrace
 from attnviz.render.console import flow, write
-from attnviz.render.tables import AXIS_COLORS, Paper, grid, widest
+from attnviz.render.text_grid import Paper, axis_text, grid, widest
 from attnviz.wording import noun_for
 
 FORMAT, VERSION = "attnviz.module", 1
@@ -61,7 +61,7 @@ def _head(trace: ModuleTrace, paper: Paper) -> list[Text]:
         f"  {printable(trace.file)}",
         f"  {trace.n_parameters:,} parameters",
     )
-    sizes = [_axis(name, paper, f"{name} {n}") for name, n in trace.sizes.items()]
+    sizes = [axis_text(name, paper, printable(f"{name} {n}")) for name, n in trace.sizes.items()]
     return [*flow([title], paper.width, "  "), *flow(sizes, paper.width, "  ")]
 
 
@@ -77,14 +77,6 @@ def _established(trace: ModuleTrace, paper: Paper) -> Text:
         f"{good}; of {trace.softmaxes} {noun_for(trace.softmaxes, 'softmax')}, {untold} could not "
         "be followed to a sum with the values: whether it runs along keys is not known"
     )
-
-
-def _axis(axis: str, paper: Paper, shown: str = "") -> Text:
-    """An axis name in its colour; one that holds two has the last one's, bold."""
-    parts = axis.split("·")
-    name = {"T": "Tq"}.get(parts[-1], parts[-1])
-    style = AXIS_COLORS.get(name, "")
-    return paper.text(printable(shown or axis), f"bold {style}" if len(parts) > 1 else style)
 
 
 def _table(steps: Sequence[ModuleStep], paper: Paper, source: bool) -> list[Text]:
@@ -110,8 +102,8 @@ def _cells(i: int, step: ModuleStep, paper: Paper) -> list[Text]:
     return [
         Text(str(i), "dim"),
         paper.text(printable(step.operation) + times),
-        paper.text("×", "dim").join(_axis(axis, paper, str(n)) for axis, n in numbers),
-        Text(" ").join(_axis(axis, paper) for axis in step.axes),
+        paper.text("×", "dim").join(axis_text(axis, paper, str(n)) for axis, n in numbers),
+        Text(" ").join(axis_text(axis, paper, printable(axis)) for axis in step.axes),
         Text("view" if step.is_view else "", "dim"),
         Text(printable(step.source), "dim"),
     ]

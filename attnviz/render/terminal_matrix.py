@@ -10,9 +10,9 @@ from attnviz.render.console import flow, write
 from attnviz.render.figure_options import FigureOptions
 from attnviz.render.head_matrices import matrix_panel
 from attnviz.render.heads_report import HeadReport, report_text
-from attnviz.render.tables import Paper
 from attnviz.render.terminal_colours import glyphs_for
 from attnviz.render.terminal_maps import MapPlan, map_legend, map_lines
+from attnviz.render.text_grid import Paper
 
 
 def print_matrix(

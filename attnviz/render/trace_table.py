@@ -1,70 +1,34 @@
-"""The trace and the heads' measures as tables of text, and the trace as JSON and Markdown.
-
-Every table has a wide form, for a pipe or a wide terminal, and folds for a narrow one: nothing is
-cut, nothing becomes an ellipsis.
-"""
+"""The trace as a table of text, as JSON and as Markdown."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from rich.console import Console
 from rich.text import Text
 
-from attnviz.machine import human_bytes
-from attnviz.render.console import ascii_only, flow, write
-from attnviz.render.visible import cells, notation
-
-if TYPE_CHECKING:
-    from attnviz.result import Attention
-    from attnviz.trace import Step
+from attnviz.machine import human_bytes, human_count
+from attnviz.render.console import flow, write
+from attnviz.render.text_grid import Paper, axis_text, grid, widest
+from attnviz.render.visible import notation
+from attnviz.trace import Step
+from attnviz.trace_totals import (
+    AXIS_WORDS,
+    is_quadratic_product,
+    own_parameters,
+    quadratic,
+    quadratic_flops,
+    reads,
+    sizes_of,
+    totals_of,
+)
 
 FORMAT, VERSION = "attnviz.shapes", 1
 
-AXIS_WORDS = {
-    "B": "batch",
-    "L": "layers",
-    "H": "heads",
-    "Hkv": "key/value heads",
-    "Tq": "queries",
-    "Tk": "keys",
-    "Ts": "keys that are tokens",
-    "d_model": "numbers a token",
-    "d_k": "numbers a query or key",
-    "d_v": "numbers a value",
-    "d_qkv": "numbers for q, k and v",
-    "d_key": "numbers a key is made of",
-    "d_value": "numbers a value is made of",
-    "V": "vocabulary",
-    "R": "distances in the table",
-}
-
-AXIS_COLORS = {
-    "B": "magenta",
-    "L": "white",
-    "H": "yellow",
-    "Hkv": "bright_yellow",
-    "Tq": "cyan",
-    "Tk": "green",
-    "Ts": "green",
-    "d_model": "bright_blue",
-    "d_k": "red",
-    "d_v": "bright_magenta",
-    "d_qkv": "bright_cyan",
-    "d_key": "bright_blue",
-    "d_value": "bright_blue",
-    "V": "bright_green",
-    "R": "bright_green",
-}
-"""Sixteen-colour names, so that they follow the terminal's own palette, light or dark."""
-
 LENGTHS = {"4k": 4096, "32k": 32768, "128k": 131072}
 """Lengths for which the steps that grow as T² are reckoned."""
-
-RESULTS = ("weights", "output")
-"""What the layer returns: these stay in memory to the end."""
 
 _FOLDS = (
     ("q_projected", "k_projected", "v_projected"),
@@ -74,6 +38,7 @@ _FOLDS = (
     ("k_extended", "v_extended"),
     ("k_repeated", "v_repeated"),
 )
+
 _FOLDED_WORDS = {
     ("q_projected", "k_projected", "v_projected"): (
         "W_Q, W_K, W_V: what tokens ask for, answer to and give"
@@ -84,115 +49,6 @@ _FOLDED_WORDS = {
     ("k_extended", "v_extended"): "an extra key and its value at the end, no token's",
     ("k_repeated", "v_repeated"): "key and value heads lent to the H / Hkv heads of a group",
 }
-
-
-def human_count(n: int) -> str:
-    """`n` to three digits, in steps of 1000: 999, 1.05M, 12.7G; numbers under 10,000 are exact."""
-    if n < 10_000:
-        return str(n)
-    size = float(n)
-    for unit in ("", "k", "M", "G", "T", "P"):
-        if size < 999.5:
-            return f"{size:.3g}{unit}"
-        size /= 1000
-    return f"{size:.3g}E" if size < 999.5 else f"{size:.2e}E"
-
-
-# ── the trace, reckoned ──────────────────────────────────────────────────────────────────────
-
-
-def own_parameters(step: Step) -> int:
-    """Numbers that `step` learns; 0 where they are an earlier step's."""
-    return 0 if step.kind.shares else step.n_parameters
-
-
-def sizes_of(steps: Sequence[Step]) -> dict[str, int]:
-    """The length of each axis that stands by itself somewhere in `steps`."""
-    found: dict[str, int] = {}
-    for step in steps:
-        labelled = [(step.axes, step.shape), *((axes, shape) for _, axes, shape in step.parameters)]
-        for axes, shape in labelled:
-            found.update((a, n) for a, n in zip(axes, shape, strict=True) if a in AXIS_WORDS)
-    return {axis: found[axis] for axis in AXIS_WORDS if axis in found}
-
-
-def reads(steps: Sequence[Step]) -> list[tuple[int, ...]]:
-    """For each step, the places in `steps` of those it reads."""
-    place = {step.name: i for i, step in enumerate(steps)}
-    return [
-        tuple(
-            place[name]
-            for read in step.kind.reads
-            if (name := next((n for n in read.split("|") if n in place), ""))
-        )
-        for step in steps
-    ]
-
-
-def peak(steps: Sequence[Step]) -> tuple[int, int]:
-    """(bytes, place in `steps`) of the most that is alive at once.
-
-    While a step is made, its tensor and every earlier one that it or a later step reads are alive;
-    a view keeps its owner. Parameters are not counted.
-    """
-    read = reads(steps)
-    owner = list(range(len(steps)))
-    last = list(range(len(steps)))
-    for i, step in enumerate(steps):
-        if step.is_view and read[i]:
-            owner[i] = owner[read[i][0]]
-        for source in read[i]:
-            last[owner[source]] = max(last[owner[source]], i)
-        if step.name in RESULTS:
-            last[owner[i]] = len(steps) - 1
-    alive = [
-        sum(earlier.nbytes for j, earlier in enumerate(steps[: i + 1]) if last[j] >= i)
-        for i in range(len(steps))
-    ]
-    most = max(alive, default=0)
-    return most, alive.index(most) if alive else 0
-
-
-@dataclass(frozen=True)
-class Totals:
-    """Sums over the steps: numbers learned, FLOPs, bytes of all activations, bytes at the peak."""
-
-    parameters: int
-    matmul_flops: int
-    elementwise_flops: int
-    activation_bytes: int
-    peak_bytes: int
-    peak_step: int
-
-
-def totals_of(steps: Sequence[Step]) -> Totals:
-    """The totals of a trace. `peak_step` counts from 1, as the table does."""
-    most, at = peak(steps)
-    return Totals(
-        parameters=sum(map(own_parameters, steps)),
-        matmul_flops=sum(step.matmul_flops for step in steps),
-        elementwise_flops=sum(step.elementwise_flops for step in steps),
-        activation_bytes=sum(step.nbytes for step in steps),
-        peak_bytes=most,
-        peak_step=at + 1,
-    )
-
-
-def quadratic(steps: Sequence[Step]) -> list[tuple[int, Step]]:
-    """The steps, with their numbers, whose tensor has a number for each query and each key."""
-    return [(i, s) for i, s in enumerate(steps, 1) if {"Tq", "Tk"} <= set(s.axes) and s.nbytes]
-
-
-def quadratic_flops(steps: Sequence[Step]) -> int:
-    """FLOPs of the matrix products that grow as T²: q·k, and weights times values."""
-    return sum(step.matmul_flops for step in steps if _is_quadratic_product(step))
-
-
-def _is_quadratic_product(step: Step) -> bool:
-    return bool(step.sums_over) and {"Tq", "Tk"} <= {*step.axes, step.sums_over}
-
-
-# ── the trace, printed ───────────────────────────────────────────────────────────────────────
 
 
 @dataclass(frozen=True)
@@ -296,50 +152,24 @@ def print_trace(
         write(console, *_quadratic_lines(steps, sizes, paper))
 
 
-@dataclass(frozen=True)
-class Paper:
-    """What is written on: `width` columns, and whether in ASCII."""
-
-    width: int
-    ascii_only: bool
-
-    @classmethod
-    def of(cls, console: Console) -> Paper:
-        """The console's; a pipe has all the width that is wanted."""
-        return cls(console.width if console.is_terminal else 10**6, ascii_only(console))
-
-    def text(self, text: str, style: str = "") -> Text:
-        return Text(notation(text, self.ascii_only), style)
-
-    def rule(self, width: int) -> Text:
-        return Text(("-" if self.ascii_only else "─") * width, "dim")
-
-
 def _size_pieces(sizes: Mapping[str, int], words: Mapping[str, str], paper: Paper) -> list[Text]:
     """`H 8 heads` for each axis, its name in its colour."""
     return [
-        Text().append_text(_axis(axis, paper)).append(f" {sizes[axis]:,} {words[axis]}")
+        Text().append_text(axis_text(axis, paper)).append(f" {sizes[axis]:,} {words[axis]}")
         for axis in words
         if axis in sizes
     ]
-
-
-def _axis(axis: str, paper: Paper, shown: str = "") -> Text:
-    """An axis name, or `shown` in its colour. An axis that holds two has the last one's, bold."""
-    first, *rest = reversed(axis.split("·"))
-    style = AXIS_COLORS.get(first, "")
-    return paper.text(shown or axis, f"bold {style}" if rest else style)
 
 
 def _shape(step: Step, paper: Paper) -> Text:
     """`2×8×12×64`, each number in its axis's colour."""
     numbers = zip(step.axes, step.shape, strict=True)
     times = Text.assemble((notation("×", paper.ascii_only), "dim"))
-    return times.join(_axis(axis, paper, str(n)) for axis, n in numbers)
+    return times.join(axis_text(axis, paper, str(n)) for axis, n in numbers)
 
 
 def _axes(step: Step, paper: Paper) -> Text:
-    return Text(" ").join(_axis(axis, paper) for axis in step.axes)
+    return Text(" ").join(axis_text(axis, paper) for axis in step.axes)
 
 
 def _trace_lines(rows: Sequence[Row], paper: Paper, source: bool) -> list[Text]:
@@ -469,9 +299,6 @@ def _indented(words: Text, paper: Paper) -> list[Text]:
     return [Text("   ").append_text(line) for line in lines]
 
 
-# ── totals ───────────────────────────────────────────────────────────────────────────────────
-
-
 def _total_lines(steps: Sequence[Step], paper: Paper) -> list[Text]:
     totals = totals_of(steps)
     learned = sum(own_parameters(step) * step.item_bytes for step in steps)
@@ -498,7 +325,7 @@ def _quadratic_lines(steps: Sequence[Step], sizes: Mapping[str, int], paper: Pap
     if not found or not {"Tq", "Tk"} <= set(sizes):
         return []
     table: list[list[str]] = [[f"{number} {step.name}"] for number, step in found]
-    products = [i for i, step in enumerate(steps, 1) if _is_quadratic_product(step)]
+    products = [i for i, step in enumerate(steps, 1) if is_quadratic_product(step)]
     table += [["together"], [f"FLOP of {', '.join(map(str, products))}"]]
     for n in LENGTHS.values():
         there = [step.at({**sizes, "Tq": n, "Tk": n}) for step in steps]
@@ -519,132 +346,6 @@ def _quadratic_lines(steps: Sequence[Step], sizes: Mapping[str, int], paper: Pap
         cells_ = [f"{name} {cell}" for name, cell in zip(LENGTHS, line[1:], strict=True)]
         shown += flow([Text(part) for part in (line[0], *cells_)], paper.width, "  ")
     return shown
-
-
-# ── layout ───────────────────────────────────────────────────────────────────────────────────
-
-
-def grid(
-    heads: Sequence[str], table: Sequence[Sequence[Text]], right: set[int], gap: int = 2
-) -> list[Text]:
-    """The header and the rows, each column as wide as its widest cell."""
-    lines = [[Text(head, "dim") for head in heads], *table]
-    widths = [max(cells(line[i].plain) for line in lines) for i in range(len(heads))]
-    return [_row(line, widths, right, gap) for line in lines]
-
-
-def _row(line: Sequence[Text], widths: Sequence[int], right: set[int], gap: int) -> Text:
-    made = Text()
-    for i, (cell, width) in enumerate(zip(line, widths, strict=True)):
-        space = " " * (width - cells(cell.plain))
-        made.append(" " * gap if i else "")
-        made.append(space if i in right else "").append_text(cell)
-        made.append("" if i in right else space)
-    made.rstrip()
-    return made
-
-
-def widest(lines: Iterable[Text]) -> int:
-    """Columns of the widest line."""
-    return max(cells(line.plain) for line in lines)
-
-
-# ── the heads ────────────────────────────────────────────────────────────────────────────────
-
-
-def print_heads(
-    result: Attention,
-    sequence: int | None,
-    console: Console,
-    heads: Sequence[tuple[int, int]] | None = None,
-) -> None:
-    """Print the measures of each head on one sequence, or (None) on all of them together.
-
-    `heads` are (layer, head) pairs, from 0; None means all.
-    """
-    from attnviz.measures import MEASURES, measure, measure_all
-
-    paper = Paper.of(console)
-    if heads is None:
-        heads = [(i, j) for i in range(result.n_layers) for j in range(result.n_heads)]
-    if result.rows is not None and sequence is not None:
-        _print_row_means(result, sequence, result.rows.near, console, heads)
-        return
-    each = measure_all(result, heads) if sequence is None else measure(result, sequence, heads)
-    means = each.result()
-    where = "all sequences" if sequence is None else f"sequence {sequence}"
-    rows = sorted({int(each.rows[at]) for at in heads})
-    counted = " to ".join(f"{n:,}" for n in (rows[:1] + rows[1:][-1:]))
-    title = f"heads of {where}: means over {counted} query rows"
-    if rows in ([], [0]):
-        write(console, *flow([paper.text(title, "bold")], paper.width, "  "))
-        return
-    names = [name_of_head(result, at) for at in heads]
-    values = [[float(means[measure_][at]) for measure_ in MEASURES] for at in heads]
-    print_measures(title, names, values, MEASURES, console)
-
-
-def _print_row_means(
-    result: Attention,
-    sequence: int,
-    near: int,
-    console: Console,
-    heads: Sequence[tuple[int, int]],
-) -> None:
-    """The means of the statistics that every row has, those of a whole text."""
-    measures = {
-        "entropy": "bits",
-        "largest": "mean of the largest weight",
-        "self": "share on the same position",
-        "previous": "on the one before",
-        "near": f"less than {near} positions away",
-        "first": "share on the first token",
-        "distance": "positions",
-    }
-    means = result.row_means(sequence)
-    rows = int(result.query_valid[sequence].sum())
-    values = [[float(means[name][at]) for name in measures] for at in heads]
-    title = f"heads of sequence {sequence}: means over {rows:,} query row{'s' * (rows != 1)}"
-    names = [name_of_head(result, at) for at in heads]
-    print_measures(title, names, values, measures, console)
-
-
-def print_measures(
-    title: str,
-    names: Sequence[str],
-    values: Sequence[Sequence[float]],
-    measures: Mapping[str, str],
-    console: Console,
-) -> None:
-    """A line of numbers for each head by name, `-` for NaN; `measures` tells their names, units."""
-    paper = Paper.of(console)
-    write(console, *flow([paper.text(title, "bold")], paper.width, "  "))
-    numbers = [[f"{value:.3f}" for value in line] for line in values]
-    numbers = [["-" if number == "nan" else number for number in line] for line in numbers]
-    table = [
-        [Text(name, "bold"), *map(Text, line)] for name, line in zip(names, numbers, strict=True)
-    ]
-    lines = grid(["head", *measures], table, set(range(1, len(measures) + 1)))
-    if widest(lines) <= paper.width:
-        write(console, lines[0], paper.rule(widest(lines)), *lines[1:])
-    else:
-        for name, line in zip(names, numbers, strict=True):
-            pieces = [f"{m} {n}" for m, n in zip(measures, line, strict=True)]
-            write(
-                console,
-                *flow([Text(f"head {name}", "bold"), *map(Text, pieces)], paper.width, "  "),
-            )
-    units = [Text(f"{name}: {unit}", "dim") for name, unit in measures.items()]
-    write(console, *flow(units, min(paper.width, 100), "  "))
-
-
-def name_of_head(result: Attention, at: tuple[int, int]) -> str:
-    """`3`, or `L1 H3` where there are several layers."""
-    layer, head = at
-    return f"L{result.layer_numbers[layer]} H{head}" if result.names_layers else str(head)
-
-
-# ── other forms ──────────────────────────────────────────────────────────────────────────────
 
 
 def trace_as_json(
