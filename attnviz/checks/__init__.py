@@ -5,7 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from attnviz.checks.expected_masks import mask_settings, with_masks
 from attnviz.checks.findings import report_on
+from attnviz.checks.reading_weights import lengths_of, read_weights
+from attnviz.checks.recomputed_weights import read_tensors
 from attnviz.checks.report import Finding, InHead, Location, Report
 from attnviz.errors import ConfigError
 
@@ -31,16 +34,16 @@ def check(
     positions: str = "none",
     **masks: Any,
 ) -> Report:
-    """Check attention weights, and return what was found; nothing found raises.
+    """Check attention weights, and return a report; findings do not raise.
 
     Args:
         weights: an array or tensor `[Tq Tk]`, `[H Tq Tk]`, `[B H Tq Tk]` or `[L B H Tq Tk]`, a list
             of them with one for each layer (as transformers returns them), or an
             `Attention`, whose own mask is then one of those that must be obeyed.
-        axes: the order of the axes where it is another, `"B Q K H"` say.
+        axes: the order of the axes if it is another: `"B Q K H"`.
         mask: bool, True where a query may look: `[Tq Tk]`, `[B Tq Tk]` or `[B H Tq Tk]`.
         padding_mask: `[B Tk]`, True (1) on real tokens; or `lengths` `[B]` and `pad_side`. Rows of
-            padding are not checked, but for NaN and infinity.
+            padding are checked for NaN and infinity only.
         tokens, key_tokens: `[B][T]` names for messages; `segments` needs them.
         sinks: rows may sum to less than 1, as with learned sinks or softmax-off-by-one.
         tolerance: how far from 1 the sum of a row may be; None: what its precision allows.
@@ -55,10 +58,6 @@ def check(
         InputError: sizes that do not fit each other, or other numbers than floats.
         ConfigError: arguments that do not go together.
     """
-    from attnviz.checks.expected_masks import mask_settings, with_masks
-    from attnviz.checks.reading_weights import lengths_of, read_weights
-    from attnviz.checks.recomputed_weights import read_tensors
-
     if padding_mask is not None and lengths is not None:
         raise ConfigError("lengths and padding_mask both give the padding; give one of them")
     if tolerance is not None and not 0 <= tolerance < 1:
