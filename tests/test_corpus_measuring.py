@@ -106,7 +106,7 @@ def test_any_cut_into_shards_and_batches_and_any_threads(source: CorpusReader, h
     for most in (1, 100, 10**6):
         made = batches(ready, most_tokens=most)
         assert_same(
-            MeasuredShards(measured(source, made, OPTIONS), whole.counts, whole.facts), whole
+            MeasuredShards(measured(source, made, OPTIONS), whole.counts, whole.summary), whole
         )
     before = torch.get_num_threads()
     try:
@@ -134,7 +134,7 @@ def test_bad_documents_are_counted_and_named(source: CorpusReader, here: Path) -
         MeasuredShards(
             measure_corpus(source, [Shard(0, tuple(good))], OPTIONS).measures,
             part.counts,
-            part.facts,
+            part.summary,
         ),
         part,
     )

@@ -15,7 +15,7 @@ from stats_blocks import blocks_of, random_maps, random_tokens
 import attnviz.measures.block as block_module
 import attnviz.measures.sums as sums_module
 from attnviz.errors import ConfigError
-from attnviz.measures.block import Annotation, Block, Texts, texts_of_tokens
+from attnviz.measures.block import Annotation, BatchTexts, Block, texts_of_tokens
 from attnviz.measures.head_classes import classify, form_of
 from attnviz.measures.induction import Induction, repeated
 from attnviz.measures.measures import DEFAULT, GROUPS, Measures, Options, merge_all
@@ -451,7 +451,7 @@ def random_annotation(rng: np.random.Generator, n: int) -> Annotation:
 
 def annotated(blocks: list[Block], annotations: dict[int, Annotation]) -> list[Block]:
     one = blocks[0].texts
-    texts = Texts(one.numbers, one.queries, one.keys, annotations)
+    texts = BatchTexts(one.numbers, one.queries, one.keys, annotations)
     return [Block(block.layer, block.weights, texts, block.allowed) for block in blocks]
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from attnviz.measures.block import Block, Texts, make_side
+from attnviz.measures.block import BatchTexts, Block, make_side
 from attnviz.measures.measures import DEFAULT, Measures, Options
 from attnviz.measures.token_kinds import kind_of
 
@@ -37,7 +37,7 @@ def measures() -> Measures:
         ids = windows["input_ids"][at : at + 20].astype(np.int64)
         segments = torch.from_numpy(windows["token_type_ids"][at : at + 20].astype(np.int64))
         side = make_side(ids, np.full(20, 128), kinds[ids])
-        texts = Texts(tuple(range(at, at + 20)), side, side)
+        texts = BatchTexts(tuple(range(at, at + 20)), side, side)
         with torch.no_grad():
             out = model(torch.from_numpy(ids), token_type_ids=segments, output_attentions=True)
         for layer, weights in enumerate(out.attentions):

@@ -118,8 +118,8 @@ def head_report(part: MeasuredShards, options: Options, probe: Probe | None) -> 
     shares, places = offsets.shares() if isinstance(offsets, Offsets) else (None, None)
     return HeadReport(
         values,
-        part.facts.layer_numbers,
-        part.facts.name,
+        part.summary.layer_numbers,
+        part.summary.name,
         facts,
         alpha=sinks.alpha() if isinstance(sinks, Sinks) else None,
         offsets=places,

@@ -137,7 +137,9 @@ class StatsRun:
             belongs_to = fingerprint(documents, opening, self.options)
             checkpoint = Checkpoint(how.checkpoint, belongs_to)
         drawn = self.report.agreement_out is not None
-        watch = _Watch(work, documents, self.options.agreement_documents if drawn else None)
+        watch = _MeasuringWatch(
+            work, documents, self.options.agreement_documents if drawn else None
+        )
         try:
             if how.engine == "ray":
                 if documents is None:
@@ -188,7 +190,7 @@ class _OpenedOnce:
         return [] if self._source is None else self._source.notes
 
 
-class _Watch:
+class _MeasuringWatch:
     """Shows how far the work is, and ends it where the agreement that is drawn cannot be had.
 
     `has_measured`: whether any shard is done. `compared` is the number of first documents of which

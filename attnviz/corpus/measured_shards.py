@@ -13,7 +13,7 @@ from threadpoolctl import ThreadpoolController
 
 from attnviz.corpus.batches import Shard, batches
 from attnviz.corpus.documents import Bad
-from attnviz.corpus.reader import CorpusReader, Facts, Ready
+from attnviz.corpus.reader import CorpusReader, Ready, SourceSummary
 from attnviz.errors import InputError
 from attnviz.measures.block import Block
 from attnviz.measures.measures import Measures, Options, merge_all
@@ -61,16 +61,16 @@ class MeasuredShards:
 
     measures: Measures
     counts: DocumentCounts
-    facts: Facts
+    summary: SourceSummary
 
     def merge(self, other: MeasuredShards) -> MeasuredShards:
         """Both together, of one source; neither is changed."""
         measures, counts = self.measures.merge(other.measures), self.counts.merge(other.counts)
-        return MeasuredShards(measures, counts, self.facts)
+        return MeasuredShards(measures, counts, self.summary)
 
     def header(self) -> dict[str, Any]:
         """Everything but the sums, for JSON; the sums are `measures.state()`."""
-        return {"counts": self.counts.as_dict(), "source": vars(self.facts)}
+        return {"counts": self.counts.as_dict(), "source": vars(self.summary)}
 
     @classmethod
     def of_state(
@@ -80,11 +80,11 @@ class MeasuredShards:
 
         Raises `ValueError` for more heads than there are sums, before memory is taken for them.
         """
-        facts = Facts.from_dict(header["source"])
-        if facts.n_layers * facts.n_heads > max(array.size for array in sums.values()):
+        summary = SourceSummary.from_dict(header["source"])
+        if summary.n_layers * summary.n_heads > max(array.size for array in sums.values()):
             raise ValueError("it holds fewer heads than it says")
-        measures = Measures(facts.n_layers, facts.n_heads, options).load(sums)
-        return cls(measures, DocumentCounts.from_dict(header["counts"]), facts)
+        measures = Measures(summary.n_layers, summary.n_heads, options).load(sums)
+        return cls(measures, DocumentCounts.from_dict(header["counts"]), summary)
 
 
 class SpoiledError(InputError):
@@ -117,7 +117,7 @@ def measure_shard(
         len(bad),
         tuple(bad[:MOST_NAMED]),
     )
-    return MeasuredShards(measures, counts, Facts.of(source))
+    return MeasuredShards(measures, counts, SourceSummary.of(source))
 
 
 @cache

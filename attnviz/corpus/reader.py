@@ -13,10 +13,10 @@ from attnviz.corpus.documents import Document
 from attnviz.errors import InputError
 from attnviz.layer_attention import LayerAttention, Mask, as_array
 from attnviz.machine import free_memory, human_bytes
-from attnviz.measures.block import Annotation, Block, Texts, make_side, texts_of_tokens
+from attnviz.measures.block import Annotation, BatchTexts, Block, make_side, texts_of_tokens
 from attnviz.measures.induction import TOKENS, repeated
 from attnviz.pipeline import Source, Tokenized
-from attnviz.tokens import Texts as SourceTexts
+from attnviz.tokens import Texts
 
 if TYPE_CHECKING:
     from attnviz.scores import Scores
@@ -84,7 +84,7 @@ class CorpusReader:
         if not content or (isinstance(content, str) and not content.strip()):
             raise InputError("has no tokens")
         try:
-            tokenized = self.source.tokens(SourceTexts((content,)))
+            tokenized = self.source.tokens(Texts((content,)))
         except InputError as error:
             raise InputError(_of_document(str(error))) from None
         ready = Ready(document, tokenized, (), tokenized.n_cut > 0)
@@ -123,7 +123,7 @@ class CorpusReader:
         is_long = int(tokens.lengths.max()) > LONGEST and self.source.can_stream(tokens)
         self.source.run(tokens, _Blocks(self, self._texts(batch, tokens), take, is_long))
 
-    def _texts(self, batch: Sequence[Ready], tokens: Tokenized) -> Texts:
+    def _texts(self, batch: Sequence[Ready], tokens: Tokenized) -> BatchTexts:
         numbers = [each.document.number for each in batch]
         annotations = {
             each.document.number: Annotation(each.document.pairs, each.words)
@@ -134,7 +134,7 @@ class CorpusReader:
         if kinds is not None:  # of each id, so that no token has to be spelled
             ids = tokens.ids  # type: ignore[attr-defined]
             side = make_side(ids, tokens.lengths, kinds[ids])
-            return Texts(tuple(numbers), side, side, annotations)
+            return BatchTexts(tuple(numbers), side, side, annotations)
         queries, keys = tokens.queries, tokens.keys
         return texts_of_tokens(
             numbers,
@@ -178,7 +178,7 @@ class _Blocks:
 
     is_traced, keep = False, ()
 
-    def __init__(self, reader: CorpusReader, texts: Texts, take: Take, by_rows: bool) -> None:
+    def __init__(self, reader: CorpusReader, texts: BatchTexts, take: Take, by_rows: bool) -> None:
         self.by_rows = by_rows
         self._index = {number: i for i, number in enumerate(reader.layer_numbers)}
         self._n_heads, self._texts, self._take = reader.n_heads, texts, take
@@ -247,20 +247,20 @@ def _of_document(why: str) -> str:
 
 
 @dataclass(frozen=True)
-class Facts:
-    """What is said of a source where it is not open: its name, its layers' numbers, its heads."""
+class SourceSummary:
+    """The name of a source, the numbers of its layers and how many heads each has."""
 
     name: str
     layer_numbers: tuple[int, ...]
     n_heads: int
 
     @classmethod
-    def of(cls, source: CorpusReader) -> Facts:
+    def of(cls, source: CorpusReader) -> SourceSummary:
         """Those of an open source."""
         return cls(source.name, source.layer_numbers, source.n_heads)
 
     @classmethod
-    def from_dict(cls, value: Mapping[str, Any]) -> Facts:
+    def from_dict(cls, value: Mapping[str, Any]) -> SourceSummary:
         """What `vars` gave, after a way through JSON."""
         numbers = tuple(int(number) for number in value["layer_numbers"])
         return cls(str(value["name"]), numbers, int(value["n_heads"]))

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from attnviz.divergence import entropy
 from attnviz.measures.block import Block, Bools, Floats
 from attnviz.measures.sums import Accumulator, ratio
 
@@ -66,14 +67,14 @@ class Agreement(Accumulator):
         n = np.maximum(allowed.sum(-1, keepdims=True), 1)
         smoothed = np.where(allowed, maps.astype(np.float64) * (1 - SMOOTHING) + SMOOTHING / n, 0)
         counts: Bools = np.asarray(allowed.any(-1))  # N Tq
-        entropy = _entropy(smoothed)  # N Tq
-        own = np.where(counts, entropy, 0.0).sum(-1)
+        own_entropy = entropy(smoothed)  # N Tq
+        own = np.where(counts, own_entropy, 0.0).sum(-1)
         apart = np.diag(0.0 * own)  # NaN for maps that hold what is no number
         rows = np.zeros_like(apart)
         for i, j in combinations(range(len(maps)), 2):
             both = counts[i] & counts[j]
             mean = (smoothed[i] + smoothed[j]) / 2
-            divergence = _entropy(mean) - (entropy[i] + entropy[j]) / 2
+            divergence = entropy(mean) - (own_entropy[i] + own_entropy[j]) / 2
             apart[i, j] = apart[j, i] = np.maximum(divergence[both], 0.0).sum()
             rows[i, j] = rows[j, i] = both.sum()
         np.fill_diagonal(rows, counts.sum(-1))
@@ -117,11 +118,3 @@ def clustered(divergences: Floats) -> tuple[list[int], Floats]:
     distances = squareform(np.sqrt(divergences[np.ix_(sound, sound)]), checks=False)
     tree = optimal_leaf_ordering(linkage(distances, "average"), distances)
     return [*sound[leaves_list(tree)].tolist(), *rest], tree
-
-
-def _entropy(rows: Floats) -> Floats:
-    """Entropies along the last axis, in bits."""
-    terms = np.maximum(rows, np.finfo(np.float64).tiny)
-    np.log2(terms, out=terms)
-    terms *= rows
-    return np.asarray(-terms.sum(-1))

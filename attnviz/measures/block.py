@@ -74,7 +74,7 @@ def make_side(ids: Ints, lengths: Ints, kinds: Ints, pad_side: str = "right") ->
 
 
 @dataclass(frozen=True, eq=False)
-class Texts:
+class BatchTexts:
     """The texts of a padded batch, which all layers share.
 
     `numbers` are those of the documents in their corpus, and `annotations` those of some of them,
@@ -103,7 +103,7 @@ def texts_of_tokens(
     key_tokens: Sequence[Sequence[str]] | None = None,
     key_lengths: Ints | None = None,
     annotations: Mapping[int, Annotation] | None = None,
-) -> Texts:
+) -> BatchTexts:
     """Texts from `[B][T]` padded tokens: equal strings are equal tokens, spelling is their kind.
 
     Without `key_tokens` the texts look at themselves.
@@ -118,7 +118,7 @@ def texts_of_tokens(
     queries = keys = side(tokens, lengths)
     if key_tokens is not None and key_lengths is not None:
         keys = side(key_tokens, key_lengths)
-    return Texts(tuple(numbers), queries, keys, annotations or {})
+    return BatchTexts(tuple(numbers), queries, keys, annotations or {})
 
 
 @dataclass(frozen=True, eq=False)
@@ -131,7 +131,7 @@ class Block:
 
     layer: int
     weights: npt.NDArray[Any]
-    texts: Texts
+    texts: BatchTexts
     allowed: Bools | None = None
     start: int = 0
     first_text: int = 0
