@@ -184,7 +184,7 @@ class Mask:
     """One row of the table.
 
     Args:
-        name: of the mask, as shown everywhere, and of its flag. A number follows it.
+        name: of the mask, in every output, and of its flag. A number follows it.
         help: what `--help` says of the flag.
         allows: (places, value, b, h, q, k) with index arrays that broadcast → True = may look.
         reason: why a cell is forbidden, in words that follow its key; `{n}` is the number.
@@ -247,8 +247,8 @@ def _segments_note(_settings: Settings, queries: Batch, keys: Batch) -> str:
 
 
 def _file_note(settings: Settings, _queries: Batch, _keys: Batch) -> str:
-    given: MaskArray = settings["mask"]
-    return given.note
+    of_file: MaskArray = settings["mask"]
+    return of_file.note
 
 
 MASKS: list[Mask] = [
@@ -361,7 +361,7 @@ def mask_from_name(name: str) -> tuple[Mask, Any, tuple[int, ...] | None] | None
 
 @dataclass(frozen=True)
 class Rule:
-    """One mask in force: its name as shown everywhere, and its predicate over the padded batch.
+    """One mask in force: its name in every output, and its predicate over the padded batch.
 
     `allows` takes index arrays (b, h, q, k) that broadcast and says where a query may look. `span`
     says the same, where it can, so that whole blocks of a long map are known to be forbidden before
@@ -434,11 +434,11 @@ def from_array(cells: Bools, name: str, batch: int, heads: int, queries: int, ke
 
 
 def _from_array(
-    mask: Mask, given: MaskArray, batch: int, heads: int, queries: int, keys: int
+    mask: Mask, whole: MaskArray, batch: int, heads: int, queries: int, keys: int
 ) -> Rule:
     import numpy as np
 
-    array, name = given.cells, given.name
+    array, name = whole.cells, whole.name
     want = {"B": batch, "H": heads, "Tq": queries, "Tk": keys}
     layouts = {2: ("Tq", "Tk"), 3: ("B", "Tq", "Tk"), 4: ("B", "H", "Tq", "Tk")}
     axes = layouts.get(array.ndim)

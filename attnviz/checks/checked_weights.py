@@ -108,7 +108,7 @@ class CheckedWeights:
         return self.queries.valid
 
     def allowed(self, layer: int, sequence: int, rows: Rows) -> Cells | None:
-        """All masks together, bool `[1|H rows Tk]`; None where none is told."""
+        """All masks together, bool `[1|H rows Tk]`; None where none is expected."""
         return all_of([mask.allows(layer, sequence, rows) for mask in self.expected])
 
     def token(self, sequence: int, place: int | None, of_keys: bool) -> str | None:

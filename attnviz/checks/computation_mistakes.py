@@ -56,7 +56,7 @@ class LayerInputs:
 
     @property
     def by(self) -> float:
-        """What products are multiplied by: 1/√d_k where nothing else is said."""
+        """What products are multiplied by: 1/√d_k by default."""
         return 1 / sqrt(self.q.shape[-1]) if self.scale is None else self.scale
 
     @cached_property
@@ -186,9 +186,9 @@ def _as_if(inputs: LayerInputs, scale: float) -> str:
         "2·d_model": 2 * heads * d_k,
     }
     for what, size in sizes.items():
-        for shown, value in ((f"√{size}", size**-0.5), (f"{size}", 1 / size)):
+        for words, value in ((f"√{size}", size**-0.5), (f"{size}", 1 / size)):
             if abs(scale / value - 1) < 1e-3:
-                return f": divided by {shown}, {'the root of ' * ('√' in shown)}{what}"
+                return f": divided by {words}, {'the root of ' * ('√' in words)}{what}"
     return ""
 
 

@@ -13,7 +13,7 @@ from attnviz.checks.checked_weights import Cells
 Floats = npt.NDArray[np.float64]
 
 LEAST_DROPOUT = 0.005
-"""The smallest p that is told from rounding."""
+"""The smallest p that differs from rounding."""
 
 MOST_DROPOUT = 0.999
 """The largest p that anybody trains with, and more."""

@@ -67,7 +67,7 @@ def report_on(
 
 @dataclass(frozen=True)
 class FindingsOfScan:
-    """What a scan counted, and the weights to look at again where a cause is wanted."""
+    """What a scan counted, and the weights to look at again to find a cause."""
 
     checked: CheckedWeights
     seen: ScanCounts

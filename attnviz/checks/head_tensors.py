@@ -44,7 +44,7 @@ class Heads:
 
     @property
     def merged(self) -> bool:
-        """Whether it was given with its heads side by side."""
+        """Whether its heads stood side by side."""
         return self.order.endswith("M")
 
     def layer(self, layer: int) -> Floats:
@@ -64,15 +64,15 @@ class Heads:
 
 
 def read_heads(
-    name: str, given: Any, checked: CheckedWeights, of_keys: bool, width: int | None = None
+    name: str, values: Any, checked: CheckedWeights, of_keys: bool, width: int | None = None
 ) -> Heads:
-    """`given` as a tensor of heads that fits the weights.
+    """`values` as a tensor of heads that fits the weights.
 
     Keys and values may have fewer heads, each for a group of the queries'. `width` is that of one
-    head where it is known: then the number of heads side by side can be told. Raises `InputError`
-    with what was given and what is expected.
+    head where it is known: then the number of heads side by side is known. Raises `InputError`
+    with both shapes.
     """
-    array = as_array(given)
+    array = as_array(values)
     layers, batch, heads, queries, keys = checked.shape
     sizes = {"L": layers, "B": batch, "T": keys if of_keys else queries}
     if array.dtype.kind != "f":

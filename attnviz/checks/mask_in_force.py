@@ -213,8 +213,8 @@ def of_other_sequences(checked: CheckedWeights, number: int, layer: int) -> str:
         order.append(fit[0])
     if order == list(range(batch)):
         return ""
-    told = ", ".join(f"{b} has that of {other}" for b, other in enumerate(order) if b != other)
-    return OTHER_ORDER.format(mask=mask.name, order=f"sequence {told}")
+    swaps = ", ".join(f"{b} has that of {other}" for b, other in enumerate(order) if b != other)
+    return OTHER_ORDER.format(mask=mask.name, order=f"sequence {swaps}")
 
 
 def _obeys(

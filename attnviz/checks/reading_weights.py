@@ -17,7 +17,7 @@ from attnviz.tokens import PAD_SIDES, Batch, after_cache, make_batch
 Array = npt.NDArray[Any]
 
 AXES = {2: "Q K", 3: "H Q K", 4: "B H Q K", 5: "L B H Q K"}
-"""What the axes of an array are taken for where nothing is said, by their number."""
+"""What the axes of an array are taken for by default, by their number."""
 
 
 def read_weights(
@@ -29,7 +29,7 @@ def read_weights(
     tokens: Sequence[Any] | None = None,
     key_tokens: Sequence[Any] | None = None,
 ) -> CheckedWeights:
-    """`weights` as a checked; the masks of an `Attention` are told, no others.
+    """`weights` with the batches of their tokens, and with the masks of an `Attention`.
 
     Its own masks say whether its padding is hidden, unless lengths are given.
 
@@ -70,11 +70,11 @@ def _from_result(
     if key_lengths is None and n_queries == n_keys:
         key_lengths = lengths
     sides = []
-    for name, given, own, rows, width in (
+    for name, counts, own, rows, width in (
         ("", lengths, result.lengths, result.query_tokens, n_queries),
         ("key_", key_lengths, result.key_lengths, result.key_tokens, n_keys),
     ):
-        sides.append(_batch(name, own if given is None else given, rows, len(rows), width, side))
+        sides.append(_batch(name, own if counts is None else counts, rows, len(rows), width, side))
     numbered = tuple(str(i) for i in range(n_queries))
     named = any(row != numbered for row in result.query_tokens)
     expected: tuple[ExpectedMask, ...] = ()
@@ -113,9 +113,9 @@ def _layers_of(weights: Any, axes: str | None) -> list[Array]:
         raise InputError(f"weights are {printable(array.dtype)}; floats of 16 to 64 bits expected")
     names = (axes or AXES.get(array.ndim, "")).split()
     if len(names) != array.ndim or len({*names}) < len(names) or not {"Q", "K"} <= {*names}:
-        given = f"axes '{printable(axes)}'" if axes is not None else f"{array.ndim} axes"
+        axes_words = f"axes '{printable(axes)}'" if axes is not None else f"{array.ndim} axes"
         raise InputError(
-            f"weights of shape {list(array.shape)} do not go with {given}; [Q K], [H Q K], "
+            f"weights of shape {list(array.shape)} do not go with {axes_words}; [Q K], [H Q K], "
             "[B H Q K] or [L B H Q K] is expected, or their order as axes"
         )
     if unknown := {*names} - {*"LBHQK"}:
@@ -128,10 +128,10 @@ def _layers_of(weights: Any, axes: str | None) -> list[Array]:
     return list(np.expand_dims(array.transpose(order), missing))
 
 
-def as_array(given: Any) -> Array:
+def as_array(values: Any) -> Array:
     """What NumPy, torch, JAX or a list holds, as NumPy; bfloat16 becomes float32, exactly."""
     try:
-        array = as_numpy(given)
+        array = as_numpy(values)
     except ValueError:  # rows of several lengths
         raise InputError("an even list of numbers is expected; rows differ in length") from None
     return Bfloat16(array)[:] if is_bfloat16(array) else array
@@ -150,16 +150,16 @@ def _batch(
     width: int,
     pad_side: str,
 ) -> Batch:
-    """A padded batch whose tokens are those given, or the same for every place."""
-    wanted = np.full(batch, width) if lengths is None else np.asarray(as_array(lengths))
-    if wanted.ndim != 1 or len(wanted) not in (1, batch) or wanted.dtype.kind not in "iu":
+    """A padded batch whose tokens are `tokens`, or the same for every place."""
+    real = np.full(batch, width) if lengths is None else np.asarray(as_array(lengths))
+    if real.ndim != 1 or len(real) not in (1, batch) or real.dtype.kind not in "iu":
         raise InputError(
-            f"{name}lengths are {printable(wanted.tolist())}; {batch} whole number"
+            f"{name}lengths are {printable(real.tolist())}; {batch} whole number"
             f"{'s' * (batch != 1)} {'are' if batch != 1 else 'is'} expected, one a sequence"
         )
-    wanted = np.broadcast_to(wanted, batch)
-    if wanted.min() < 0 or wanted.max() > width:
-        far = int(wanted.max() if wanted.max() > width else wanted.min())
+    real = np.broadcast_to(real, batch)
+    if real.min() < 0 or real.max() > width:
+        far = int(real.max() if real.max() > width else real.min())
         raise InputError(f"{name}lengths has {far}; the array has {width} places, 0 to {width} fit")
     rows: Sequence[Any] = [("·",) * width] if tokens is None else tokens
     if rows and isinstance(rows[0], str):
@@ -167,7 +167,7 @@ def _batch(
     if len(rows) not in (1, batch):
         raise InputError(f"{name}tokens has {len(rows)} sequences; the array has {batch}")
     sequences = []
-    for i, n in enumerate(wanted.tolist()):
+    for i, n in enumerate(real.tolist()):
         row = tuple(map(str, rows[i % len(rows)]))
         if len(row) not in (n, width):
             raise InputError(

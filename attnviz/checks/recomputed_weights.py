@@ -53,16 +53,16 @@ class ComparedTensors:
         return ("expected", "context") if self.context else ("expected",)
 
 
-def read_positions(given: str) -> Positions:
+def read_positions(text: str) -> Positions:
     """`rope`, `rope-pairs` or `rope:500000`, `alibi`, `none`. Raises `ConfigError` otherwise."""
-    name, colon, base = given.partition(":")
+    name, colon, base = text.partition(":")
     known = f"it must be one of {', '.join(KINDS)}, rope:BASE for another base than 10000"
     try:
         number = float(base) if colon else Positions.base
     except ValueError:
         number = 0.0
     if name not in KINDS or not 1 < number < 1e12 or (colon and not name.startswith("rope")):
-        raise ConfigError(f"--positions is '{printable(given)}'; {known}")
+        raise ConfigError(f"--positions is '{printable(text)}'; {known}")
     return Positions(name.removesuffix("-pairs"), number, name.endswith("-pairs"))
 
 
@@ -73,25 +73,27 @@ def read_tensors(
 
     Raises `InputError` where they do not, `ConfigError` where something is missing.
     """
-    wanted = read_positions(positions)
-    given = list(expect or ())
-    if len(given) not in (2, 3):
-        raise ConfigError(f"--expect has {len(given)} tensors; q and k, or q, k and v are expected")
-    if len(given) == 3 and context is None:
+    turns = read_positions(positions)
+    tensors = list(expect or ())
+    if len(tensors) not in (2, 3):
+        raise ConfigError(
+            f"--expect has {len(tensors)} tensors; q and k, or q, k and v are expected"
+        )
+    if len(tensors) == 3 and context is None:
         raise ConfigError(
             "--expect has a v, and there is no context to compare: give it with --context, or "
             "leave v out"
         )
-    if len(given) == 2 and context is not None:
+    if len(tensors) == 2 and context is not None:
         raise ConfigError("--context is weights · V: --expect needs a v as well")
-    q = read_heads("q", given[0], checked, of_keys=False)
+    q = read_heads("q", tensors[0], checked, of_keys=False)
     width = q.layer(0).shape[-1]
-    k = read_heads("k", given[1], checked, of_keys=True, width=width)
+    k = read_heads("k", tensors[1], checked, of_keys=True, width=width)
     if k.layer(0).shape[-1] != width:
         raise InputError(f"heads of q have {width} numbers, those of k {k.layer(0).shape[-1]}")
     v = out = None
-    if len(given) == 3:
-        v = read_heads("v", given[2], checked, of_keys=True, width=_width(given[2], k))
+    if len(tensors) == 3:
+        v = read_heads("v", tensors[2], checked, of_keys=True, width=_width(tensors[2], k))
         out = read_heads("context", context, checked, of_keys=False)
         if v.layer(0).shape[-1] != out.layer(0).shape[-1]:
             raise InputError(
@@ -99,7 +101,7 @@ def read_tensors(
                 f"{out.layer(0).shape[-1]}"
             )
     taken = [f"{t.name} [{t.order}]" for t in (q, k, v, out) if t is not None]
-    return ComparedTensors(q, k, v, out, wanted, (f"read as {', '.join(taken)}",))
+    return ComparedTensors(q, k, v, out, turns, (f"read as {', '.join(taken)}",))
 
 
 def _width(v: Any, k: Heads) -> int | None:
@@ -240,9 +242,9 @@ def _agrees(
     if counts.sum() <= judged.sum() / 2:  # too few to name a mistake by
         return False
     limit = limits_of(weights, wrong, mistake.inputs, precision)
-    given = _normal(weights, sinks)
+    numbers = _normal(weights, sinks)
     with np.errstate(invalid="ignore"):
-        return not bool((np.abs(given - wrong) > limit)[counts].any())
+        return not bool((np.abs(numbers - wrong) > limit)[counts].any())
 
 
 def _compare(
@@ -269,11 +271,11 @@ def _judged(weights: Array, real: Cells, sinks: bool) -> Cells:
 
 def _normal(weights: Array, sinks: bool) -> Floats:
     """Weights in float64; with sinks, as shares of what they left."""
-    given = weights.astype(np.float64)
+    numbers = weights.astype(np.float64)
     if not sinks:
-        return given
-    total = given.sum(-1, keepdims=True)
-    return np.asarray(given / np.where(total > 0, total, 1.0))
+        return numbers
+    total = numbers.sum(-1, keepdims=True)
+    return np.asarray(numbers / np.where(total > 0, total, 1.0))
 
 
 def limits_of(

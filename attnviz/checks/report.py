@@ -57,8 +57,8 @@ class Location:
             ("key", self.key, self.key_token),
         ):
             if index is not None:
-                shown = "" if token is None else f" '{printable(token, LONGEST_TOKEN)}'"
-                parts.append(f"{name} {index}{shown}")
+                name_of = "" if token is None else f" '{printable(token, LONGEST_TOKEN)}'"
+                parts.append(f"{name} {index}{name_of}")
         return " ".join(parts)
 
 
@@ -78,7 +78,7 @@ class Finding:
 
     `name` is a key of `CHECKS`, with the mask's name after a colon where it is about one
     ("leak:causal"). `unit` says what is counted: rows, cells or heads. `cause` is what usually
-    brings it about, empty where nothing more can be said. `heads` are those where it was found,
+    brings it about, empty where it is not known. `heads` are those where it was found,
     in order.
     """
 
@@ -209,9 +209,9 @@ def number(value: float) -> str:
     if not isfinite(value):
         return "NaN" if value != value else ("infinity" if value > 0 else "-infinity")
     for digits in (3, 4, 5, 6, 7, 8, 9):
-        shown = f"{value:.{digits}g}"
-        if float(shown) not in (0.0, 1.0) or float(shown) == value:
-            return shown
+        digits_of = f"{value:.{digits}g}"
+        if float(digits_of) not in (0.0, 1.0) or float(digits_of) == value:
+            return digits_of
     return f"{value:.12g}"
 
 

@@ -25,7 +25,7 @@ MARK = 7
 
 
 def report_facts(report: Report) -> list[tuple[str, str]]:
-    """What was checked: (label, what is said)."""
+    """What was checked: (label, text)."""
     sizes = report.sizes
     counts = [
         plural(sizes[axis], word)
