@@ -487,6 +487,16 @@ def _t5(fields: _Fields) -> Architecture:
     )
 
 
+_GEMMA_2B: dict[str, Any] = {
+    "d_model": 2304,
+    "layers": 26,
+    "heads": 8,
+    "kv_heads": 4,
+    "head_dim": 256,
+    "asks_for_bias": True,
+    "norm_at": "both",
+}
+
 KINDS: dict[str, Callable[[_Fields], Architecture]] = {
     "llama": lambda f: _llama(f, asks_for_bias=True),
     "mistral": lambda f: _llama(f, kv_heads=8, kinds=lambda g, n: _mistral_kinds(g, n, 4096)),
@@ -503,28 +513,11 @@ KINDS: dict[str, Callable[[_Fields], Architecture]] = {
     ),
     "gemma2": lambda f: _llama(
         f,
-        d_model=2304,
-        layers=26,
-        heads=8,
-        kv_heads=4,
-        head_dim=256,
-        asks_for_bias=True,
-        norm_at="both",
+        **_GEMMA_2B,
         cap=f.values.get("attn_logit_softcapping", 50.0) is not None,
         kinds=_gemma2_kinds,
     ),
-    "gemma3_text": lambda f: _llama(
-        f,
-        d_model=2304,
-        layers=26,
-        heads=8,
-        kv_heads=4,
-        head_dim=256,
-        asks_for_bias=True,
-        qk_norm=True,
-        norm_at="both",
-        kinds=_gemma3_kinds,
-    ),
+    "gemma3_text": lambda f: _llama(f, **_GEMMA_2B, qk_norm=True, kinds=_gemma3_kinds),
     "gpt2": _gpt2,
     "bert": _bert,
     "roberta": _bert,

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from math import sqrt
-from typing import TYPE_CHECKING
 
 import numpy as np
+from rich.console import Console
 from rich.text import Text
 
 from attnviz.divergence import entropy
@@ -26,9 +26,6 @@ from attnviz.render.explain_digits import (
 from attnviz.render.explanation import ROUNDING, Explanation, Floats
 from attnviz.render.visible import cells, fit, notation, shorten, visible
 from attnviz.wording import plural
-
-if TYPE_CHECKING:
-    from rich.console import Console
 
 WIDEST = 100
 """Columns; lines that are longer are hard to read."""

@@ -11,17 +11,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from math import sqrt
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from attnviz.errors import InputError, printable
+from attnviz.result import Attention
+from attnviz.trace import Step
 from attnviz.wording import plural
-
-if TYPE_CHECKING:
-    from attnviz.result import Attention
-    from attnviz.trace import Step
 
 NEEDED = ("q", "k", "v", "products", "scores", "context")
 """Taps that a run must keep to be explained."""

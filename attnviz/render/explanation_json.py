@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from attnviz import __version__
 from attnviz.render.explanation import Explanation
 
 FORMAT, VERSION = "attnviz.explain", 1
@@ -14,8 +15,6 @@ FORMAT, VERSION = "attnviz.explain", 1
 
 def explanation_as_json(explanation: Explanation) -> dict[str, Any]:
     """The document of `--json`: all numbers in full; NaN and infinity are null."""
-    from attnviz import __version__
-
     e = explanation
     return {
         "format": FORMAT,

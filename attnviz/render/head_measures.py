@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from rich.console import Console
 from rich.text import Text
 
+from attnviz.measures import MEASURES, measure, measure_all
 from attnviz.render.console import flow, write
 from attnviz.render.text_grid import Paper, grid, widest
 from attnviz.result import Attention
@@ -23,8 +24,6 @@ def print_heads(
 
     `heads` are (layer, head) pairs, from 0; None means all.
     """
-    from attnviz.measures import MEASURES, measure, measure_all  # only if they are printed
-
     paper = Paper.of(console)
     if heads is None:
         heads = [(i, j) for i in range(result.n_layers) for j in range(result.n_heads)]

@@ -5,15 +5,12 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from attnviz.errors import InputError, printable
+from attnviz.result import Attention
 from attnviz.wording import plural
-
-if TYPE_CHECKING:
-    from attnviz.result import Attention
 
 LISTED = 8
 """Tokens that an error message lists."""

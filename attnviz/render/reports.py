@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from rich.console import Console
 from rich.text import Text
 
+from attnviz.architectures import Architecture
+from attnviz.diagnose import Diagnosis
 from attnviz.machine import human_bytes, human_count
 from attnviz.render.console import flow, write
 from attnviz.render.text_grid import Paper, grid, widest
+from attnviz.trace import Step
 from attnviz.trace_totals import own_parameters, totals_of
-
-if TYPE_CHECKING:
-    from rich.console import Console
-
-    from attnviz.architectures import Architecture
-    from attnviz.diagnose import Diagnosis
-    from attnviz.trace import Step
 
 
 def print_diagnosis(diagnosis: Diagnosis, number: int, console: Console) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
+from attnviz import __version__
 from attnviz.machine import human_bytes, human_count
 from attnviz.render.console import flow, write
 from attnviz.render.text_grid import Paper, axis_text, grid, widest
@@ -358,8 +359,6 @@ def trace_as_json(
 
     Numbers are exact. `reads` has the numbers of the steps that a step reads.
     """
-    from attnviz import __version__
-
     sizes = sizes_of(steps) if sizes is None else sizes
     return {
         "format": FORMAT,

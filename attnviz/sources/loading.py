@@ -25,6 +25,7 @@ from attnviz.config import DEVICES, DTYPES, choice
 from attnviz.errors import AttnvizError, ConfigError, InputError, printable
 from attnviz.machine import human_bytes, require_memory, require_package
 from attnviz.sources.attention_modules import AttentionPlace, places
+from attnviz.sources.layer_pass import require_device
 from attnviz.sources.locating import locate, name_of
 
 HEADS = re.compile(r"pooler|head|classifier|logit|projection|position_ids|score")
@@ -181,8 +182,6 @@ def choose_device(device: str) -> str:
     """`auto` is the first of cuda, mps and cpu that is there. Raises `ConfigError` otherwise."""
     choice("--device", device, ("auto", *DEVICES))
     if device != "auto":
-        from attnviz.sources.layer_pass import require_device
-
         require_device(device)
         return device
     if torch.cuda.is_available():

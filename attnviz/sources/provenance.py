@@ -48,18 +48,8 @@ MOVES = RESHAPES | {
 }  # fmt: skip
 PRODUCTS = {"matmul", "__matmul__", "bmm", "mm"}
 REDUCTIONS = {
-    "sum",
-    "mean",
-    "amax",
-    "amin",
-    "max",
-    "min",
-    "any",
-    "all",
-    "logsumexp",
-    "prod",
-    "norm",
-}
+    "sum", "mean", "amax", "amin", "max", "min", "any", "all", "logsumexp", "prod", "norm",
+}  # fmt: skip
 DIVISIONS = {
     "div", "div_", "__truediv__", "__itruediv__", "divide", "divide_", "true_divide", "normalize",
 }  # fmt: skip
