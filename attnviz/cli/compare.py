@@ -63,7 +63,7 @@ class ComparisonOutput(OutputFlags):
 
 @dataclass(frozen=True)
 class ComparisonFlags(FlagGroup):
-    """How two results are compared, and what is told of it."""
+    """How two results are compared, and what is printed."""
 
     match: Annotated[
         bool,

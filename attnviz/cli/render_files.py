@@ -275,21 +275,21 @@ def _facts(
     if isinstance(whole, Attention) and whole.is_pooled:
         sizes = f"{whole.n_layers} × {whole.batch_size} × {whole.n_heads}"
         facts = [
-            ("source", printable(whole.source) or "not told"),
+            ("source", printable(whole.source) or "unknown"),
             ("attention", f"{sizes} maps (layers, sequences, heads)"),
         ]
         if result.is_part:
             return [*facts, mask_names(result.masks), *part_facts(result)]
         return [*facts, *pooled_facts(result, "")]
-    facts = [("source", printable(result.source) or "not told")]
+    facts = [("source", printable(result.source) or "unknown")]
     sizes = notation(sizes_in_words(result.attention.shape), ascii_only(console))
     facts.append(("attention", f"{sizes}, {result.attention.dtype}"))
     queries, keys = opened.queries, opened.keys
     if result.query_tokens != queries.padded_tokens or result.key_tokens != keys.padded_tokens:
         queries, keys = batches_of(result)  # of a part, of words, or without special tokens
     if result.masks == UNKNOWN_MASKS:
-        told = "--causal, --lengths, --mask and the like tell what is forbidden"
-        facts.append(("masks", f"unknown: a weight of 0 is drawn as 0; {told}"))
+        flags = "--causal, --lengths, --mask and the like tell what is forbidden"
+        facts.append(("masks", f"unknown: a weight of 0 is drawn as 0; {flags}"))
     else:
         allowed = result.allowed[0] if result.masks else None
         facts += mask_facts(result.masks, allowed, queries, keys)

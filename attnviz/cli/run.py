@@ -26,7 +26,7 @@ from attnviz.cli.options import (
 from attnviz.errors import ConfigError, OutputError, printable
 
 KEEPABLE = ("q", "k", "v", "scores", "context", "output")
-"""What --keep can name; `attnviz.result` says what each is."""
+"""What --keep can name; `attnviz.saved_runs` says what each is."""
 
 EXAMPLES = """Examples:
 

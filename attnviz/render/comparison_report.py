@@ -1,4 +1,4 @@
-"""A comparison in words: its facts, the table of heads, JSON."""
+"""A comparison in words: its first lines, the table of heads, JSON."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ MORE, LESS = "red", "blue"
 
 
 def comparison_facts(comparison: Comparison, names: tuple[str, str]) -> list[tuple[str, str]]:
-    """What was compared with what: (label, what is said)."""
+    """What was compared with what, as (label, text)."""
     both = zip("AB", names, (comparison.a, comparison.b), strict=True)
     facts = [(letter, f"{printable(name)}: {_about(result)}") for letter, name, result in both]
     pairing = "by likeness" if comparison.matched else "by index"
@@ -66,8 +66,8 @@ def print_comparison(comparison: Comparison, console: Console, top: int) -> None
     changed = [head for head in comparison.heads if head.broken or head.difference != 0]
     same = len(comparison.heads) - len(changed)
     if same:
-        said = f"{plural(same, 'head')} in which no weight differs"
-        write(console, *flow([paper.text(said)], paper.width, "  "))
+        text = f"{plural(same, 'head')} in which no weight differs"
+        write(console, *flow([paper.text(text)], paper.width, "  "))
     if not changed:
         return
     heads = changed[:top]

@@ -1,7 +1,6 @@
-"""Files of arrays: `.npy`, `.npz`, `.safetensors`, `.pt`. Nothing is unpickled but tensors.
+"""Files of arrays: `.npy`, `.npz`, `.safetensors`, `.pt`. Of pickles, only tensors are loaded.
 
-What a file holds is mapped, not read, as far as its form allows: numbers come into memory when
-they are looked at.
+Files are mapped where their format allows it: a number is read when it is used.
 """
 
 from __future__ import annotations
@@ -97,7 +96,7 @@ READERS: dict[str, Callable[[Path, str | None], tuple[Arrays, str]]] = {
     ".pt": _read_torch,
     ".pth": _read_torch,
 }
-"""Forms of bare arrays by their suffixes."""
+"""Formats of bare arrays by suffix."""
 
 
 def is_saved_run(path: Path) -> bool:
@@ -161,7 +160,7 @@ def _load_torch(path: Path) -> Any:
     import torch
 
     is_zip = is_archive(path)
-    if not is_zip:  # the form of before 2020
+    if not is_zip:  # the format before 2020
         size = path.stat().st_size
         require_memory(2 * size, f"is a file of {human_bytes(size)}, which", "save it again")
     try:

@@ -1,7 +1,7 @@
 """Attention that somebody else computed: a saved run, or a bare array and what makes it one.
 
 A bare array does not say which of its axes is which, what its tokens are, or which cells a mask
-forbade. What is not given is taken to be the usual, and said.
+forbids. Flags say so; where they do not, the usual order is assumed, and a note says which.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def read_attention(
     `axes` are letters of `L B H Q K`, one for each axis of the array, in its order; `tokens` and
     `key_tokens` name its queries and keys, `lengths` and `key_lengths` `[B]` count the real ones;
     `attention` is the name of one array among several. With `softmax` the numbers are scores.
-    Returns the attention, mapped where the form allows it, and remarks about what was assumed.
+    Returns the attention, mapped where the format allows it, and notes on what was assumed.
 
     Raises `InputError` for a file or a flag that does not fit.
     """
@@ -103,7 +103,7 @@ def open_attention(
     path = Path(path)
     shown, suffix = printable(path), path.suffix.lower()
     if suffix not in (*READERS, ".json"):
-        raise InputError(_unknown_form(path))
+        raise InputError(_unknown_format(path))
     try:
         if path.stat().st_size == 0:
             raise InputError("is empty")
@@ -123,7 +123,7 @@ def open_attention(
     return run
 
 
-def _unknown_form(path: Path) -> str:
+def _unknown_format(path: Path) -> str:
     shown = printable(path)
     if path.is_dir():
         return f"{shown} is a folder; a file of attention is expected"
