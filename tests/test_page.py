@@ -22,10 +22,10 @@ from attnviz.measures import MEASURES, measure
 from attnviz.render import one_file
 from attnviz.render import page as writer
 from attnviz.render.figure_options import FigureOptions
-from attnviz.render.page import Plan, write_page
+from attnviz.render.page import PagePlan, write_page
 from attnviz.render.page_look import PageLook
 from attnviz.render.page_maps import Maps, largest_keys, spans_of
-from attnviz.render.page_numbers import Digits, Shades, list_codes
+from attnviz.render.page_numbers import DecimalCodes, LogCodes, list_codes
 from attnviz.render.palette import sequential
 from attnviz.result import Attention
 from attnviz.tokens import SEP
@@ -113,14 +113,14 @@ weights_ = npst.arrays(np.float64, (3, 5), elements=st.floats(1e-9, 9e4))
 signs = npst.arrays(np.int64, (3, 5), elements=st.sampled_from([1, 0]))
 
 
-def decoded(codec: Shades | Digits, codes: np.ndarray) -> np.ndarray:
+def decoded(codec: LogCodes | DecimalCodes, codes: np.ndarray) -> np.ndarray:
     return Read("", {}, {}).values(codes, codec.described())
 
 
 @given(weights_, signs, st.booleans())
 def test_two_bytes_have_four_correct_digits(size: np.ndarray, sign: np.ndarray, both: bool) -> None:
     weights = size * sign * (np.array([1, -1, 1, 1, -1]) if both else 1)
-    codec = Digits.of(weights)
+    codec = DecimalCodes.of(weights)
     codes = codec.codes(weights, np.ones((3, 5), bool))
     found = decoded(codec, codes)
     assert ((codes == 1) == (weights == 0)).all()
@@ -139,7 +139,7 @@ def test_shades_are_as_exact_as_they_say(
     size: np.ndarray, sign: np.ndarray, error: float, both: bool
 ) -> None:
     weights = (size * sign * (np.array([1, -1, 1, 1, -1]) if both else 1)).astype(np.float32)
-    shades = Shades.of(weights, error)
+    shades = LogCodes.of(weights, error)
     codes = shades.codes(weights, np.ones((3, 5), bool))
     told = codes >= 3
     found = decoded(shades, codes)[told]
@@ -151,13 +151,13 @@ def test_shades_are_as_exact_as_they_say(
     assert (np.abs(weights[codes == 2]) < top * 2.0**-16).all()  # all above it are told
 
 
-@pytest.mark.parametrize("codec", [Digits, Shades])
+@pytest.mark.parametrize("codec", [DecimalCodes, LogCodes])
 def test_codes_of_what_is_no_weight(codec: Any) -> None:
     weights = np.array([[0.5, np.nan, 0], [np.inf, -np.inf, 1]], dtype=np.float32)
     allowed = np.array([[1, 1, 1], [1, 0, 1]], dtype=bool)
     made = codec.of(weights)
     codes = made.codes(weights, allowed)
-    broken = 255 if codec is Shades else 65535
+    broken = 255 if codec is LogCodes else 65535
     assert (codes == broken).tolist() == [[False, True, False], [True, False, False]]
     assert (codes == 0).tolist() == [[False] * 3, [False, True, False]]
     assert decoded(made, codes)[1, 2] == pytest.approx(1, rel=0.03)
@@ -169,7 +169,7 @@ def test_codes_of_what_is_no_weight(codec: Any) -> None:
 @pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64])
 def test_weights_too_small_for_codes_are_not_called_zero(dtype: type) -> None:
     weights = np.array([[0, np.finfo(dtype).smallest_subnormal, 1]], dtype=dtype)
-    for codec in (Digits.of(weights), Shades.of(weights)):
+    for codec in (DecimalCodes.of(weights), LogCodes.of(weights)):
         codes = codec.codes(weights, weights >= 0)
         assert codes[0, 0] == 1
         assert codes[0, 1] >= 2
@@ -546,6 +546,17 @@ def test_the_largest_keys_of_each_row_are_exact(padded: Made, page: Read) -> Non
             assert not found.T[~real].any()
 
 
+def test_every_list_of_a_long_text_is_that_of_the_run(tmp_path: Path) -> None:
+    run = made([numbered(5003)], heads=2, pixels=251, top=8).run
+    page = written(run, tmp_path)
+    assert run.rows is not None
+    for head in range(2):
+        keys, weights = page.top(0, head)
+        assert np.array_equal(keys.T, run.rows.top_keys[0, 0, head])
+        expected = [float(f"{w:.3g}") for w in run.rows.top_weights[0, 0, head].ravel()]
+        assert weights.T.ravel().tolist() == expected
+
+
 def test_statistics_of_each_row(padded: Made, page: Read) -> None:
     for s in range(2):
         for n, (layer, head) in enumerate(page.facts["heads"]):
@@ -575,7 +586,7 @@ def test_statistics_too_small_to_be_told_are_known_as_such(
     rows = replace(run.rows, statistics={**run.rows.statistics, "first": first})
     small = replace(run, rows=rows)
     for width, tiny in ((1, True), (2, False)):
-        plan = Plan(top=5, width=width)
+        plan = PagePlan(top=5, width=width)
         monkeypatch.setattr(writer._Page, "_plan", lambda *_, plan=plan: plan)
         page = written(small, tmp_path)
         own = page.head(0, 0)["statistics"]

@@ -489,8 +489,8 @@ def test_a_hostile_token_is_text(show: Opener, view: str, size: str) -> None:
     page = show(result if size == "short" else "hostile", f"view={view}&query=0&key=1")
     page.press("ArrowDown", "ArrowRight")
     for kind in ("#png", "#svg"):
-        with page.tab.expect_download() as download:
-            page.tab.locator(kind).click()
+        with page.tab.expect_download(timeout=30_000) as download:
+            page.tab.locator(kind).click(timeout=30_000)
         assert download.value.path().stat().st_size > 500
     assert page.tab.locator("img, b:not(.blind, .strip b), main script").count() == 0
     body = page.tab.locator("body").inner_text()
@@ -1425,7 +1425,7 @@ def test_a_rows_number_that_is_too_small_to_be_told(
         ),
     )
     monkeypatch.setattr(writer, "FINE_CELLS", 0)
-    monkeypatch.setattr(writer._Page, "_plan", lambda *_: writer.Plan(top=5, width=1))
+    monkeypatch.setattr(writer._Page, "_plan", lambda *_: writer.PagePlan(top=5, width=1))
     path = page.path.with_name("small.html")
     write_page(small, path)
     one = Shown(page.tab, path, page.made, page.heard, page.requests)

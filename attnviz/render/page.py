@@ -50,8 +50,8 @@ from attnviz.render.page_numbers import (
     FIRST,
     ZERO,
     Blocks,
-    Digits,
-    Shades,
+    DecimalCodes,
+    LogCodes,
     bytes_for,
     list_codes,
     planes,
@@ -93,7 +93,7 @@ Window = Callable[[range, range, int, Pair], tuple[Array, Array]]
 
 
 @dataclass(frozen=True)
-class Plan:
+class PagePlan:
     """How much a page tells: two bytes a pixel or shades of some error, pixels of how many of the
     run's, `top` keys of each row, and statistics in `width` bytes, each the mean of `rows` rows."""
 
@@ -163,32 +163,32 @@ class _Page:
 
     # ── what fits ──
 
-    def _plan(self, fine_budget: int) -> Plan:
+    def _plan(self, fine_budget: int) -> PagePlan:
         if self.maps.cells == (1, 1):
             room = fine_budget - self.blocks.size
             most = self._most_keys() if self.result.is_pooled else 0
-            fine = Plan(fine=True, top=most)
+            fine = PagePlan(fine=True, top=most)
             if self._cells() <= FINE_CELLS or self._pixel_size(fine) + self._row_size(fine) <= room:
                 return fine
         room = self.budget - self.blocks.size
         plan = self._pixel_plan(room)
         most = self._most_keys()
-        plans = [Plan(False, plan.error, plan.factor, most, width) for width in (2, 1)]
+        plans = [PagePlan(False, plan.error, plan.factor, most, width) for width in (2, 1)]
         for top, rows in ((4, 1), (4, 8), (2, 8), (1, 8)):
             if top < most and rows < self.maps.cells[0] * plan.factor:
-                plans.append(Plan(False, plan.error, plan.factor, top, 1, rows))
+                plans.append(PagePlan(False, plan.error, plan.factor, top, 1, rows))
         rows = max(self.maps.cells[0] * plan.factor, 1)
-        plans.append(Plan(False, plan.error, plan.factor, min(1, most), 1, rows))
+        plans.append(PagePlan(False, plan.error, plan.factor, min(1, most), 1, rows))
         left = room - self._pixel_size(plan)
         fitting = (one for one in plans if self._row_size(one) * 1.03 <= left)
-        return next(fitting, Plan(False, plan.error, plan.factor, 0, 1, rows))
+        return next(fitting, PagePlan(False, plan.error, plan.factor, 0, 1, rows))
 
-    def _pixel_plan(self, room: float) -> Plan:
+    def _pixel_plan(self, room: float) -> PagePlan:
         factor = 1
         while True:
             share = PIXEL_SHARE if self.result.is_pooled else CELL_SHARE
             for error in ERRORS:
-                plan = Plan(False, error, factor)
+                plan = PagePlan(False, error, factor)
                 if self._pixel_size(plan) <= room * share:
                     return plan
             if max(self._pixels()) <= 160 * factor:
@@ -212,7 +212,7 @@ class _Page:
         every = [(s, head) for s in self.rows for head in self.heads]
         return every[:: max(1, len(every) // 24)]
 
-    def _pixel_size(self, plan: Plan) -> float:
+    def _pixel_size(self, plan: PagePlan) -> float:
         """Characters that the pixels take, about: estimated by some rows of some heads."""
         some = self._some()
         taken = 0.0
@@ -223,13 +223,13 @@ class _Page:
             single = self.maps.cells == (1, 1) and plan.factor == 1
             for kind in KINDS[: 1 if single else 2]:
                 weights = getattr(level, kind)
-                codec = Digits.of(weights) if plan.fine else Shades.of(weights, plan.error)
+                codec = DecimalCodes.of(weights) if plan.fine else LogCodes.of(weights, plan.error)
                 codes = codec.codes(weights[band], level.allowed[band] > 0)
                 size = len(packed(planes(codes, codec.width)))
                 taken += size * n / int(band.sum()) * (1 if single else 4 / 3)
         return taken * len(self.rows) * len(self.heads) / len(some)
 
-    def _row_size(self, plan: Plan) -> float:
+    def _row_size(self, plan: PagePlan) -> float:
         n = self.result.n_queries
         band = slice(n // 2, n // 2 + 2048) if n >= 8192 else slice(None)
         some, blocks = self._some(), Blocks()
@@ -324,13 +324,15 @@ class _Page:
         for kind in KINDS[: 1 if self.single else 2]:
             made[kind] = self._kind(kind, s, levels)
         if not self.single:
-            cells = Shades.of(np.array([made["largest"]["top"], 1e-30]))
+            cells = LogCodes.of(np.array([made["largest"]["top"], 1e-30]))
             made["cell"] = cells.described()
         return made
 
     def _kind(self, kind: str, s: int, levels: list[Level]) -> dict[str, Any]:
         weights = getattr(levels[0], kind)
-        codec = Digits.of(weights) if self.plan.fine else Shades.of(weights, self.plan.error)
+        codec = (
+            DecimalCodes.of(weights) if self.plan.fine else LogCodes.of(weights, self.plan.error)
+        )
         blocks = []
         for level in levels:
             # what a whole map holds where a mask forbids it is stored too: it should be 0
@@ -393,14 +395,14 @@ class _Page:
             for part in self._parts(i, n)
         )
         taken = self._affordable(ranked)
-        made: dict[Part, bytes] = {}
+        made: dict[MapPart, bytes] = {}
         in_order = sorted(taken, key=lambda p: (self.heads[p[2]][0], p[2], p[1], p[3], p[4]))
         for (n, i, row), some in groupby(in_order, key=lambda p: (p[2], p[1], p[3])):
             parts = list(some)
             queries = _span(row, self.result.n_queries)
             keys = range(parts[0][4] * DETAIL, _span(parts[-1][4], self.result.n_keys).stop)
             weights, allowed = window(queries, keys, self.rows[i], self.heads[n])
-            shades = Shades(**of_heads[i][n]["cell"])
+            shades = LogCodes(**of_heads[i][n]["cell"])
             codes = shades.codes(weights, allowed)
             for part in parts:
                 columns = _span(part[4], self.result.n_keys)
@@ -420,7 +422,7 @@ class _Page:
             f"({share:.0%}) is here at full resolution: those with the largest weights first"
         )
 
-    def _parts(self, i: int, n: int) -> list[Part]:
+    def _parts(self, i: int, n: int) -> list[MapPart]:
         """Every part of a head that has something to show."""
         level = self.maps.level(self.rows[i], self.heads[n]).coarser(self.plan.factor)
         edges = []
@@ -439,7 +441,7 @@ class _Page:
                     made.append((-largest, i, n, row, column))
         return made
 
-    def _affordable(self, ranked: Sequence[Part]) -> list[Part]:
+    def _affordable(self, ranked: Sequence[MapPart]) -> list[MapPart]:
         """The first parts, as many as the room may hold and the time allows to compute."""
         room = self.budget - self.blocks.size
         taken, rows = [], set()
@@ -499,7 +501,7 @@ class _Page:
         return found
 
 
-Part = tuple[float, int, int, int, int]
+MapPart = tuple[float, int, int, int, int]
 """(minus the largest weight, sequence, head, row, column): a part of a map in units of `DETAIL`."""
 
 
@@ -517,14 +519,14 @@ def _common(heads: Sequence[dict[str, Any]]) -> dict[str, list[float]]:
 
 
 def _rows(
-    maps: Maps, s: int, head: Pair, plan: Plan, blocks: Blocks, band: slice = slice(None)
+    maps: Maps, s: int, head: Pair, plan: PagePlan, blocks: Blocks, band: slice = slice(None)
 ) -> dict[str, Any]:
     """The numbers of the rows of a head as blocks, and what they mean."""
     rows = maps.rows(s, head)
     made: dict[str, Any] = {"statistics": {}, "rowError": 0.0}
     for name in STATISTICS:
         values = _means(rows.statistics[name][band].astype(np.float64), plan.rows)
-        shades = Shades.of_rows(values, plan.width)
+        shades = LogCodes.of_rows(values, plan.width)
         most = 2 ** (8 * plan.width) - 1
         codes = shades.codes(values, np.ones(len(values), bool)).astype(np.int64)
         # what is smaller than `low`, and `low` itself, are both number 1

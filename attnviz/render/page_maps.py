@@ -72,7 +72,7 @@ class Level:
 
 
 @dataclass(frozen=True)
-class Rows:
+class RowNumbers:
     """Numbers of each row of a head: statistics `[Tq]`, and its largest keys `[Tq n]` with their
     weights; -1 and 0 where fewer weights are above 0."""
 
@@ -108,16 +108,16 @@ class Maps:
         with np.errstate(invalid="ignore"):  # weights that are no numbers give such measures
             return measure(self._result, s, heads).result()
 
-    def rows(self, s: int, head: Pair) -> Rows:
+    def rows(self, s: int, head: Pair) -> RowNumbers:
         result, at = self._result, (head[0], s, head[1])
         if result.rows is not None:
             own = result.rows
             statistics = {name: own.statistics[name][at] for name in STATISTICS}
-            return Rows(statistics, own.top_keys[at], own.top_weights[at])
+            return RowNumbers(statistics, own.top_keys[at], own.top_weights[at])
         level = self.level(s, head)
         real = np.outer(result.query_valid[s], result.key_valid[s])
         weights = np.where(real & level.allowed, level.mean, 0)
-        return Rows(self._statistics(weights, s), *largest_keys(weights))
+        return RowNumbers(self._statistics(weights, s), *largest_keys(weights))
 
     def spans(self, s: int, layer: int) -> tuple[Array, Array] | None:
         """(first, end) of the keys that each query may see; None where only cells tell it."""

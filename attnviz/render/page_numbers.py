@@ -7,9 +7,9 @@ then the next.
 Weights are codes. 0 is forbidden, 1 is exactly 0, 2 is more than 0 and smaller than every code can
 tell, the largest code is not a number. The others are either
 
-- `Digits`, two bytes: decimal numbers with four correct digits over the seven powers of ten from
-  the largest weight down, and two digits over 27 powers below them; or
-- `Shades`, one byte: `low · ratio^(code - 3)`, so that the relative error is the same for all.
+- `DecimalCodes`, two bytes: decimal numbers with four correct digits over the seven powers of ten
+  from the largest weight down, and two digits over 27 powers below them; or
+- `LogCodes`, one byte: `low · ratio^(code - 3)`, so that the relative error is the same for all.
 
 Where there are negative weights, half of the codes are theirs. The largest keys of a row are stored
 apart, with three digits that are rounded correctly: what a list shows is never an approximation.
@@ -71,7 +71,7 @@ def bytes_for(largest: int) -> int:
 
 
 @dataclass(frozen=True)
-class Shades:
+class LogCodes:
     """Weights as codes at even steps of their logarithms; statistics of rows may have two bytes."""
 
     low: float
@@ -81,7 +81,7 @@ class Shades:
     width: int = 1
 
     @classmethod
-    def of(cls, weights: Array, error: float = ERRORS[0], octaves: float = OCTAVES) -> Shades:
+    def of(cls, weights: Array, error: float = ERRORS[0], octaves: float = OCTAVES) -> LogCodes:
         """For weights up to the largest of these, down to the smallest or `octaves` below."""
         size = np.abs(weights[np.isfinite(weights)])
         some = size[size > 0]
@@ -95,7 +95,7 @@ class Shades:
         return cls(low, exp(log(top / low) / max(steps - 1, 1)), steps, signed)
 
     @classmethod
-    def of_rows(cls, values: Array, width: int) -> Shades:
+    def of_rows(cls, values: Array, width: int) -> LogCodes:
         """For the statistics of rows, in codes of `width` bytes: all that there are."""
         some = values[np.isfinite(values) & (values > 0)]
         top = float(some.max(initial=0.0))
@@ -133,7 +133,7 @@ class Shades:
 
 
 @dataclass(frozen=True)
-class Digits:
+class DecimalCodes:
     """Weights as two-byte codes of decimal digits; `top` is the power of ten of the largest."""
 
     top: int
@@ -143,7 +143,7 @@ class Digits:
     """Half a unit in the last of four digits."""
 
     @classmethod
-    def of(cls, weights: Array) -> Digits:
+    def of(cls, weights: Array) -> DecimalCodes:
         size = np.abs(weights[np.isfinite(weights)])
         top = float(size.max(initial=0.0))
         return cls(int(_decimal(np.array([top]), 4)[1][0]) if top else 0, bool((weights < 0).any()))

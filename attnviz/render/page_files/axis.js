@@ -49,8 +49,9 @@ export function widest(texts, first, end, room) {
   return found;
 }
 
-// What is named along a side: [{ at, text }], `at` in CSS pixels from the plot's corner, at the middle of the cell.
-function names({ cell, at, first, domain: [from, end], length, texts, room, apart, dense, edge = 0 }) {
+// What is named along a side, and whether it is every token or one `by` some: `found` are [{ at, place, text }], `at` in
+// CSS pixels from the plot's corner to the middle of the cell.
+function names({ cell, at, first, domain: [from, end], length, texts, room, apart, dense = false, edge = 0 }) {
   const found = [];
   const last = Math.min(end, Math.ceil(at + length / cell));
   const named = isNamed(cell);
@@ -60,8 +61,7 @@ function names({ cell, at, first, domain: [from, end], length, texts, room, apar
     if (where < 0 || where > length - (named ? edge : 0)) continue;
     found.push({ at: where, place, text: named ? labelOf(texts[place], room) : parts.number(place, first) });
   }
-  found.by = named ? by : 1;
-  return found;
+  return { found, by: named ? by : 1 };
 }
 
 export function rowNames({ head, layout, cell, at, h }) {
@@ -100,10 +100,10 @@ export function items(shot) {
   const found = [];
   const [rows, columns] = [rowNames(shot), columnNames(shot)];
   const isReal = (place, from, end) => place >= from && place < end;
-  for (const one of rows) {
+  for (const one of rows.found) {
     found.push(rowLabel(shot, one, isReal(one.place, head.firstQuery, head.endQuery) ? ink : soft), { kind: "line", x0: left - 5, y0: top + one.at, x1: left, y1: top + one.at, stroke: soft });
   }
-  for (const one of columns) {
+  for (const one of columns.found) {
     found.push(columnLabel(shot, one, isReal(one.place, head.firstKey, head.endKey) ? ink : soft), { kind: "line", x0: left + one.at, y0: top - 5, x1: left + one.at, y1: top, stroke: soft });
   }
   const part = (from, length, size, first, end) => (length / size >= end - from - 0.01 && from <= first ? "" : `  ${parts.number(Math.floor(from), first)} – ${parts.number(Math.min(end, Math.ceil(from + length / size)) - 1, first)}`);

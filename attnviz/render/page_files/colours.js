@@ -58,8 +58,10 @@ export function headColour(i) {
   return HEADS[theme()][i % HEADS.light.length];
 }
 
+/** @returns {[number, number, number]} */
 export function rgbOf(hex) {
-  return [1, 3, 5].map((i) => parseInt(hex.slice(i, i + 2), 16));
+  const [r, g, b] = [1, 3, 5].map((i) => parseInt(hex.slice(i, i + 2), 16));
+  return [r, g, b];
 }
 
 export function brokenColour() {
@@ -69,6 +71,7 @@ export function brokenColour() {
 const RAMP = Array.from({ length: 256 }, (_, i) => rgbOf(`#${facts.ramp.slice(6 * i, 6 * i + 6)}`));
 
 // The map's colour for a share of the scale, 0 … 1.
+/** @returns {[number, number, number]} */
 export function colourAt(share) {
   return RAMP[Math.round(255 * Math.min(1, Math.max(0, share)))];
 }

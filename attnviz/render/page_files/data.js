@@ -3,35 +3,12 @@
 import * as run from "./run.js";
 
 const { facts, single } = run;
-const { block, whole, running } = run;
-const [FORBIDDEN, ZERO, TINY, FIRST] = [0, 1, 2, 3];
-export const BROKEN = facts.fine ? 65535 : 255;
+const { block, whole, running, valuesOf } = run;
+const { FORBIDDEN, ZERO, TINY, FIRST } = run.CODES;
+const { BROKEN } = run;
 export const PADDING = BROKEN - 1; // no code of the page's data: it is put in when a head is opened
 const WIDTH = facts.fine ? 2 : 1;
 const LAST = facts.levels.length - 1;
-
-// The weight of each code, by the rule that the writer of the page tells.
-const tables = new Map();
-export function valuesOf({ low, ratio, steps, segments, signed }, broken = BROKEN) {
-  const key = JSON.stringify([low, ratio, steps, segments, signed, broken]);
-  if (tables.has(key)) return tables.get(key);
-  if (tables.size > 300) tables.clear();
-  const values = new Float64Array(broken + 1);
-  let at = FIRST;
-  for (let i = 0; i < (steps ?? 0); i++) values[at++] = low * ratio ** i;
-  for (const [digits, powers, bottom] of segments ?? []) {
-    const unit = 10 ** (digits - 1);
-    for (let power = bottom; power < bottom + powers; power++) {
-      // a division by a power of ten is exact to the last digit, a product is not
-      const shift = power - digits + 1;
-      for (let m = unit; m < 10 * unit; m++) values[at++] = shift < 0 ? m / 10 ** -shift : m * 10 ** shift;
-    }
-  }
-  if (signed) for (let i = FIRST, end = at; i < end; i++) values[at++] = -values[i];
-  values[broken] = NaN;
-  tables.set(key, values);
-  return values;
-}
 
 // What is drawn of a sequence: the real tokens; where each pixel is a cell, padding as well, unless it takes most of
 // the room: then two places of it.
@@ -48,6 +25,26 @@ export function domainOf(sequence) {
 
 // Places are those of tokens, the pixel of place p is floor(p / cells).
 class Head {
+  /** @type {number} */ layer;
+  /** @type {number} */ head;
+  /** @type {number} */ firstQuery;
+  /** @type {number} */ endQuery;
+  /** @type {number} */ firstKey;
+  /** @type {number} */ endKey;
+  /** @type {ArrayLike<number> | null} */ keys = null;
+  /** @type {Uint16Array | null} */ weights = null;
+  /** @type {Int32Array | null} */ first = null;
+  /** @type {Int32Array | null} */ end = null;
+  /** @type {Uint8Array | null} */ mask = null;
+  /** @type {any} */ raw = null;
+  /** @type {ArrayLike<number> | null} */ counts = null;
+  /** @type {Record<string, ArrayLike<number>>} */ statistics = {};
+  /** @type {any[]} */ masks = [];
+
+  /**
+   * @param {number} sequence
+   * @param {number} index
+   */
   constructor(sequence, index) {
     this.sequence = sequence;
     this.index = index;
@@ -280,7 +277,7 @@ class Head {
         const value = this.statistic(name, q);
         const counted = !Number.isNaN(value) && !this.isBlind(q);
         sums[q + 1] = sums[q] + (counted ? value : 0);
-        counts[q + 1] = counts[q] + counted;
+        counts[q + 1] = counts[q] + Number(counted);
       }
       this.sums[name] = { sums, counts };
     }

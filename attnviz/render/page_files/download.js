@@ -23,7 +23,7 @@ function currentScene() {
   const ink = colours.css("ink");
   const soft = colours.css("soft");
   const here = facts.heads.filter(([layer]) => layer === facts.heads[index][0]);
-  const drawn = view === "lines" ? [...document.querySelectorAll('.chip[aria-pressed="true"] ')].map((chip) => chip.dataset.chip) : [];
+  const drawn = view === "lines" ? Array.from(document.querySelectorAll('.chip[aria-pressed="true"]'), (chip) => chip.getAttribute("data-chip")) : [];
   const several = `${facts.namesLayers ? `layer ${here[0][0]} · ` : ""}head${drawn.length === 1 ? "" : "s"} ${drawn.join(", ") || "none"}`;
   const name = { matrix: "all heads", trace: "shape trace", lines: several }[view] ?? run.headName(facts.heads[index]);
   const subtitle = [facts.source, byId("masks-line").textContent].filter(Boolean).map((t) => tokens.shorten(tokens.visible(t).replaceAll("␣", " "), 100)).join(" · ");

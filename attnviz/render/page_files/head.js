@@ -40,7 +40,7 @@ export function view(side) {
     const below = innerHeight - plot.getBoundingClientRect().top - scrollY - 92;
     const narrow = width < 560;
     const height = narrow ? Math.max(340, width) : Math.max(380, below);
-    layout = { width, height, narrow, beside: narrow ? 44 : 100, dots: devicePixelRatio || 1, fitted: { x: 0, y: 0 } };
+    layout = { width, height, narrow, beside: narrow ? 44 : 100, dots: devicePixelRatio || 1, fitted: { x: 0, y: 0 }, deepest: 1 };
     const { key, endKey, query, endQuery } = head.domain;
     const [across, down] = [Math.max(1, endKey - key), Math.max(1, endQuery - query)];
     // labels take room from cells, and the size of cells decides what is labelled: twice is enough

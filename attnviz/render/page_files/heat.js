@@ -23,6 +23,7 @@ export function level({ layout, cell }) {
   return found;
 }
 
+/** @returns {[number, number, number, number]} */
 function box({ cell, at, w, h }, [down, across], rows, columns) {
   return [
     Math.floor(at.x / columns), Math.floor(at.y / rows),

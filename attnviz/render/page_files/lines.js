@@ -100,7 +100,7 @@ export function view(side) {
       const next = drawn.includes(h) ? drawn.filter((d) => d !== h) : [...drawn, h].sort((a, b) => a - b);
       state.set({ chosen: next });
     };
-    const focused = chips.contains(document.activeElement) ? document.activeElement.dataset.chip : null;
+    const focused = chips.contains(document.activeElement) ? document.activeElement.getAttribute("data-chip") : null;
     chips.replaceChildren(
       el("span", { class: "chips-name" }, facts.namesLayers ? `Layer ${layer()}, heads` : "Heads"),
       ...here.map((h) => {

@@ -3,7 +3,6 @@
 import * as tokens from "./tokens.js";
 import * as run from "./run.js";
 import * as state from "./state.js";
-import * as parts from "./parts.js";
 import * as data from "./data.js";
 import * as heat from "./heat.js";
 import * as words from "./words.js";
@@ -113,11 +112,14 @@ function arrow(key, fine) {
     const stride = fine ? 1 : views.head.stride(dx ? "x" : "y");
     tokenBy(dx ? "key" : "query", (dx || dy) * stride);
   } else if (view === "text") {
+    /** @type {HTMLElement} */
     const list = document.querySelector(`.text-view .sentence[data-text="${facts.cross && name === "key" ? "keys" : "queries"}"]`);
     tokenBy(name, dy || (list.dir === "rtl" ? -dx : dx));
   } else if (view === "lines" && dx) {
     shell.change({ side: dx < 0 ? "looks" : "seen" });
-    document.querySelector(`.tokens[data-text="${dx < 0 ? "queries" : "keys"}"]`).focus({ focusVisible: true });
+    /** @type {HTMLElement} */
+    const list = document.querySelector(`.tokens[data-text="${dx < 0 ? "queries" : "keys"}"]`);
+    list.focus(/** @type {any} */ ({ focusVisible: true }));
   } else if (view === "lines") {
     tokenBy(name, dy);
   } else return false;

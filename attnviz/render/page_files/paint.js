@@ -8,6 +8,7 @@ import * as data from "./data.js";
 const { facts, single } = run;
 
 // The weights that the ends of the colour scale stand for; a row's own where each query has its scale.
+/** @returns {[number, number]} */
 export function range(head, query = null) {
   const { scale, pixel } = state.state;
   const kind = single ? "mean" : pixel;
@@ -25,6 +26,7 @@ export function share(weight, [low, top]) {
   return Math.min(1, Math.max(0, part));
 }
 
+/** @returns {[number, number, number]} */
 export function colourOf(weight, ends) {
   return Number.isNaN(weight) ? colours.rgbOf(colours.brokenColour()) : colours.colourAt(share(weight, ends));
 }
@@ -47,7 +49,8 @@ function table(head, kind) {
 }
 
 function padding() {
-  return colours.packed(colours.css("padding").match(/\d+/g).map(Number));
+  const [r, g, b] = colours.css("padding").match(/\d+/g).map(Number);
+  return colours.packed([r, g, b]);
 }
 
 // What turns the codes of some rows into colours: a table, unless each query has its own scale.
@@ -58,6 +61,7 @@ function painter(head, kind, from, end) {
   }
   let top = 0;
   for (let q = Math.max(from, head.firstQuery); q < Math.min(end, head.endQuery); q++) top = Math.max(top, head.statistic("largest", q));
+  /** @type {[number, number]} */
   const ends = [range(head)[0], top];
   const other = table(head, kind);
   const values = head.values[kind];
@@ -176,6 +180,7 @@ export function fillCanvas(canvas, head) {
   const factor = 2 ** level;
   const { query, endQuery, key, endKey } = head.domain;
   const cut = (place, cells, end) => Math.min(end, Math.ceil(place / cells / factor));
+  /** @type {[number, number, number, number]} */
   const box = [
     Math.floor(key / facts.cells[1] / factor), Math.floor(query / facts.cells[0] / factor),
     cut(endKey, facts.cells[1], across), cut(endQuery, facts.cells[0], down),

@@ -3,6 +3,9 @@
 export const facts = JSON.parse(document.getElementById("run").textContent);
 export const single = facts.cells[0] * facts.cells[1] === 1; // whether each pixel is a cell
 
+export const CODES = { FORBIDDEN: 0, ZERO: 1, TINY: 2, FIRST: 3 };
+export const BROKEN = facts.fine ? 65535 : 255; // the code of what is not a number
+
 const KEPT_BYTES = 2 ** 28; // opened blocks that stay in memory
 
 export async function unpack(base64) {
@@ -47,6 +50,29 @@ export function running(data) {
   const numbers = Int32Array.from(whole(data, 4));
   for (let i = 1; i < numbers.length; i++) numbers[i] += numbers[i - 1];
   return numbers;
+}
+
+// The weight of each code, by the rule that the writer of the page tells.
+const tables = new Map();
+export function valuesOf({ low, ratio, steps, segments, signed }, broken = BROKEN) {
+  const key = JSON.stringify([low, ratio, steps, segments, signed, broken]);
+  if (tables.has(key)) return tables.get(key);
+  if (tables.size > 300) tables.clear();
+  const values = new Float64Array(broken + 1);
+  let at = CODES.FIRST;
+  for (let i = 0; i < (steps ?? 0); i++) values[at++] = low * ratio ** i;
+  for (const [digits, powers, bottom] of segments ?? []) {
+    const unit = 10 ** (digits - 1);
+    for (let power = bottom; power < bottom + powers; power++) {
+      // a division by a power of ten is exact to the last digit, a product is not
+      const shift = power - digits + 1;
+      for (let m = unit; m < 10 * unit; m++) values[at++] = shift < 0 ? m / 10 ** -shift : m * 10 ** shift;
+    }
+  }
+  if (signed) for (let i = CODES.FIRST, end = at; i < end; i++) values[at++] = -values[i];
+  values[broken] = NaN;
+  tables.set(key, values);
+  return values;
 }
 
 const texts = new Map(); // of each sequence, [queries, keys]

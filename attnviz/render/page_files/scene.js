@@ -197,7 +197,7 @@ export function toSvg(scene) {
 // ── PNG ──
 
 const LARGEST_SIDE = 16_000; // canvases of more are refused by some browsers
-const MOST_PIXELS = 8_000_000; // more take seconds to compress
+const MOST_PIXELS = 16_000_000; // more take seconds to compress
 
 export function toPng(scene) {
   const scale = Math.min(2, LARGEST_SIDE / Math.max(scene.width, scene.height), Math.sqrt(MOST_PIXELS / scene.width / scene.height));
@@ -260,7 +260,7 @@ function textLines(node) {
         last.right = Math.max(last.right, box.right);
         if (last.word !== match.index) last.text += match[0];
       } else {
-        found.push({ text: match[0], left: box.left, right: box.right, top: box.top, bottom: box.bottom });
+        found.push({ text: match[0], word: -1, left: box.left, right: box.right, top: box.top, bottom: box.bottom });
       }
       found.at(-1).word = match.index;
     }

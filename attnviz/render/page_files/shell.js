@@ -10,6 +10,8 @@ import * as download from "./download.js";
 const { facts } = run;
 const { el } = parts;
 
+/** An element by its id: a field, a list, a button, a dialog.
+ * @returns {any} */
 export function byId(id) {
   return document.getElementById(id);
 }
@@ -66,7 +68,7 @@ function fillChoices() {
     byId(name).replaceChildren(...options.sort((a, b) => known.indexOf(a.value) - known.indexOf(b.value)));
   }
   byId("pixel-label").hidden = run.single;
-  for (const name of LISTS) byId(name).addEventListener("change", (event) => state.set({ [name]: event.target.value }));
+  for (const name of LISTS) byId(name).addEventListener("change", () => state.set({ [name]: byId(name).value }));
 }
 
 function showChoices() {
@@ -123,18 +125,19 @@ export function listen(letters, arrow) {
     ...letters,
   };
   addEventListener("keydown", (event) => {
+    const target = /** @type {HTMLElement} */ (event.target);
     if (event.ctrlKey || event.metaKey || event.altKey || help.open) return;
-    const field = event.target.matches("input[type=search], select");
+    const field = target.matches("input[type=search], select");
     if (event.key === "Escape") {
       state.set({ pinned: false });
-      if (field) event.target.blur();
+      if (field) target.blur();
       return;
     }
     if (field) return;
-    const interactive = event.target.matches("button, a");
+    const interactive = target.matches("button, a");
     let done = false;
     if (event.key.startsWith("Arrow")) {
-      const quiet = event.target.matches("pre, .scroller, input[type=range]");
+      const quiet = target.matches("pre, .scroller, input[type=range]");
       done = !quiet && arrow(event.key, event.shiftKey);
     } else if ((event.key === "Enter" || event.key === " ") && !interactive && state.state.view !== "trace") {
       state.set({ pinned: !state.state.pinned });

@@ -2,7 +2,7 @@
 
 import * as run from "./run.js";
 
-const optionsOf = (id) => Array.from(document.querySelectorAll(`#${id} option`), (option) => option.value);
+const optionsOf = (id) => Array.from(document.querySelectorAll(`#${id} option`), (option) => option.getAttribute("value"));
 
 export const VIEWS = Array.from(document.querySelectorAll('#tabs [role="tab"]'), (tab) => tab.id.slice(4));
 
@@ -20,6 +20,7 @@ export const CHOICES = {
 
 const FIRST_VIEW = run.facts.heads.length > 1 ? VIEWS[0] : VIEWS[1];
 
+/** @type {Record<string, any>} */
 export const state = {
   view: FIRST_VIEW,
   sequence: 0,
