@@ -112,10 +112,12 @@ def test_small_maps_are_vectors_and_large_ones_images(tmp_path: Path) -> None:
 
 def test_hatches_are_patterns(tmp_path: Path) -> None:
     lower = np.tril(np.ones((5, 5)))
+    lower[2] = 0
     draw_overview(run(allowed=lower), 0, tmp_path / "a.pdf", FigureOptions(width="3.3in"))
     assert b"/Pattern" in (tmp_path / "a.pdf").read_bytes()
     draw_overview(run(allowed=lower), 0, tmp_path / "a.svg", FigureOptions(width="3.3in"))
     svg = (tmp_path / "a.svg").read_text()
+    assert "sees nothing" in svg
     assert "<pattern" in svg
     assert "<image" not in svg
 

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import io
 import re
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from rich.console import Console
+from rich.text import Text
 
 from attnviz import masks
 from attnviz.collectors.pooled_maps import gather
@@ -22,6 +26,7 @@ from attnviz.render.palette import COLOURS
 from attnviz.render.panel import FORBIDDEN, WEIGHT, PanelSet
 from attnviz.render.raster import PanelPainter
 from attnviz.render.scales import LogScale
+from attnviz.render.terminal_maps import print_maps
 from attnviz.result import Attention
 from attnviz.scores import Scores
 from attnviz.sources.layer_pass import real_rows
@@ -154,3 +159,25 @@ def test_an_overview_never_takes_the_largest_of_means(
     notes = draw_overview(long_run(610), 0, tmp_path / "all.png", FigureOptions(), pairs)
     assert [panels.rows.cells for panels in drawn] == [2]
     assert not any("largest of" in note for note in notes)
+
+
+@pytest.mark.parametrize(("color", "half"), [(None, False), ("truecolor", True)])
+def test_a_long_text_in_the_terminal(color: Any, half: bool) -> None:
+    run = long_run(side="left")
+    file = io.TextIOWrapper(io.BytesIO(), encoding="utf-8")
+    console = Console(file=file, width=60, color_system=color, force_terminal=half, _environ={})
+    print_maps(run, 1, console, [(0, 0), (0, 2)])
+    file.flush()
+    lines = file.buffer.getvalue().decode().splitlines()  # type: ignore[attr-defined]
+    text = " ".join(Text.from_ansi(line).plain for line in lines)
+    means = run.row_means(1)["entropy"]
+    assert text.startswith("sequence 1 ")
+    for head in (0, 2):
+        assert f"head {head}  {means[0, head]:.2f} bits" in text
+    assert "each cell is the mean of 20 × 20 weights, those that are allowed; 610 × 610" in text
+    assert "logarithmic" in text
+    assert "forbidden by causal" in text
+    assert "numbers: positions" in text
+    rows = [Text.from_ansi(line).plain.split()[:1] for line in lines]
+    assert ["20"] in rows
+    assert (["40"] in rows) == (not half)  # half-blocks have two rows in a line

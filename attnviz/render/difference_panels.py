@@ -120,15 +120,11 @@ def difference_panels(
     heads: Sequence[HeadDifference] | None = None,
 ) -> PanelSet:
     """B - A of the compared heads on one sequence, or of `heads`; `names` are those of A and B."""
-    by_pair = {(head.layer, head.head): head for head in comparison.heads if heads is None}
-    by_pair |= {(head.layer, head.head): head for head in heads or ()}
+    by_pair = {
+        (head.layer, head.head): head for head in (comparison.heads if heads is None else heads)
+    }
     a, b = cropped(comparison.a, sequence), cropped(comparison.b, sequence)
-    n_queries, n_keys = comparison.a.attention.shape[3:]
-    require_memory(
-        len(by_pair) * n_queries * n_keys * CELL_BYTES,
-        f"a picture of {plural(len(by_pair), 'difference')} of {n_queries} × {n_keys}",
-        "choose fewer with --layers and --heads",
-    )
+    _require_memory(comparison, len(by_pair))
     cells = DifferenceCells(a, b, list(by_pair.values()))
     largest = cells.largest()
     top = options.vmax or largest
@@ -167,6 +163,15 @@ def difference_panels(
         values="differences",
         two_maps=True,
         in_words=f"The heads that changed most: {most}.",
+    )
+
+
+def _require_memory(comparison: Comparison, n_heads: int) -> None:
+    n_queries, n_keys = comparison.a.attention.shape[3:]
+    require_memory(
+        n_heads * n_queries * n_keys * CELL_BYTES,
+        f"a picture of {plural(n_heads, 'difference')} of {n_queries} × {n_keys}",
+        "choose fewer with --layers and --heads",
     )
 
 

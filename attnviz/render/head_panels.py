@@ -71,6 +71,7 @@ def head_panels(
     scale, bar, kind = _scales(attention, sequence, pairs, cells, options)
     caption += kind
 
+    noun = "map" if COMBINED in attention.config else "head"
     no_measures = "a part of the map" if attention.is_part else ""
     if attention.config.get(COMBINED, {}).get("how") == "maximum":  # rows do not sum to 1
         no_measures = "largest weights"
@@ -96,12 +97,12 @@ def head_panels(
         panel,
         axes[0],
         axes[1],
-        title=f"Attention: {plural(len(pairs), 'head')}, {sizes_in_words(*axes)}",
+        title=f"Attention: {plural(len(pairs), noun)}, {sizes_in_words(*axes)}",
         caption=caption,
         measured=partial(_measured, no_measures),
         values="pixels" if attention.is_pooled else "weights",
         masks=attention.masks,
-        remarks=attention.notes,
+        changes=attention.notes,
         on_padding=cells.weight_on_padding(pairs),
     )
 

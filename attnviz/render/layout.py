@@ -89,7 +89,7 @@ class PanelLayout:
         self.numbers_fit = cell.pool == 1 and self._cell_wide >= SMALLEST_NUMBER <= self._cell_high
         if self._blank.options.is_figure:
             self.numbers_fit &= self._number_size(4) >= SMALLEST_FONT
-        self._gap = 12.0 if self._wide > 70 else 7.0
+        self._gap = 12.0 if self._wide > 70 and not self._blank.options.is_figure else 7.0
 
     def _fill(self, points: float, scales: Sequence[Scale]) -> None:
         """Make the cells so wide that the picture has `points`."""

@@ -95,7 +95,7 @@ class PanelSet:
     values: str = "weights"
     """What the cells hold."""
     masks: tuple[str, ...] = ()
-    remarks: tuple[str, ...] = ()
+    changes: tuple[str, ...] = ()
     """What was done to the maps since they were computed."""
     on_padding: float = 0.0
     """The largest share that a real query gives to padded keys."""

@@ -102,12 +102,12 @@ def print_maps(
         write(console, Text(NO_TOKENS))
         return
     panels = head_panels(attention, sequence, pairs, options)
-    remarks = map(printable, panels.remarks)
+    notes = map(printable, panels.changes)
     padding = panels.on_padding
     after: tuple[str, ...] = ()
     if padding > 0:
         after = (f"up to {padding:.3g} of a row lies on padding, where no weight is drawn",)
-    _print_set(_TerminalMaps.of(panels, console), panels, console, options, remarks, after)
+    _print_set(_TerminalMaps.of(panels, console), panels, console, options, notes, after)
 
 
 def print_difference_map(
@@ -132,12 +132,12 @@ def print_difference_map(
     panels = difference_panels(comparison, sequence, options, heads=[head])
     maps = _TerminalMaps.of(panels, console)
     kinds = maps.panels[0].kinds.cells
-    remarks = [
+    notes = [
         f"{plural(n, 'cell')} allowed in {which} only"
         for kind, which in ((ONLY_A, "A"), (ONLY_B, "B"))
         if (n := int((kinds == kind).sum()))
     ]
-    _print_set(maps, panels, console, options, remarks, titled=False)
+    _print_set(maps, panels, console, options, notes, titled=False)
 
 
 def _print_pooled(
@@ -163,8 +163,8 @@ def _print_pooled(
     of = f"each cell is the mean of {rows} × {keys} weights, those that are allowed"
     size = f"{pooled.n_queries:,} × {pooled.n_keys:,} in all"
     write(console, *side_by_side(maps, plan, glyphs, console.width))
-    remarks = (*AXES_IN_WORDS, "numbers: positions", f"{of}; {size}")
-    write(console, *map_legend(drawn, panels.masks, plan, glyphs, console.width, remarks))
+    notes = (*AXES_IN_WORDS, "numbers: positions", f"{of}; {size}")
+    write(console, *map_legend(drawn, panels.masks, plan, glyphs, console.width, notes))
 
 
 def _positions(axis: TokenAxis | PositionAxis, named: bool) -> TokenAxis:
@@ -178,7 +178,7 @@ def _print_set(
     panels: PanelSet,
     console: Console,
     options: FigureOptions,
-    remarks: Sequence[str] | Iterator[str] = (),
+    notes: Sequence[str] | Iterator[str] = (),
     after: Sequence[str] = (),
     titled: bool = True,
 ) -> None:
@@ -196,10 +196,10 @@ def _print_set(
     write(console, *lines)
     parts = (
         *AXES_IN_WORDS,
-        *(remarks if not titled else ()),
-        *_plan_remarks(maps, plan, panels.values),
-        *(remarks if titled else ()),
-        *_scale_remarks(drawn, glyphs, panels.values),
+        *(notes if not titled else ()),
+        *_plan_notes(maps, plan, panels.values),
+        *(notes if titled else ()),
+        *_scale_notes(drawn, glyphs, panels.values),
         *after,
     )
     write(console, *map_legend(drawn, panels.masks, plan, glyphs, console.width, parts))
@@ -417,7 +417,7 @@ def map_legend(
     plan: MapPlan,
     glyphs: CellGlyphs,
     width: int,
-    remarks: Sequence[str],
+    notes: Sequence[str],
 ) -> list[Text]:
     """The scale, each mark that occurs, and what was done to make it fit."""
     plain = glyphs.ascii_only
@@ -434,7 +434,7 @@ def map_legend(
             words += f" by {', '.join(map(printable, names))}"
         sample = sample_of(glyphs, glyphs.levels + kind, plan)
         pieces.append(sample.append(notation(f" {words}", plain)))
-    pieces += [Text(notation(remark, plain)) for remark in remarks]
+    pieces += [Text(notation(note, plain)) for note in notes]
     return flow(pieces, width)
 
 
@@ -445,7 +445,7 @@ def sample_of(glyphs: CellGlyphs, code: int, plan: MapPlan) -> Text:
     return Text.assemble(glyphs.cell(code, 2 // plan.cell))
 
 
-def _plan_remarks(maps: _TerminalMaps, plan: MapPlan, values: str) -> Iterator[str]:
+def _plan_notes(maps: _TerminalMaps, plan: MapPlan, values: str) -> Iterator[str]:
     """What was done to make the maps fit."""
     queries, keys = maps.queries, maps.keys
     if plan.rows_a_label > 1:
@@ -461,7 +461,7 @@ def _plan_remarks(maps: _TerminalMaps, plan: MapPlan, values: str) -> Iterator[s
         yield f"from query {queries.answer} on, in bold, the model wrote"
 
 
-def _scale_remarks(panels: Sequence[Panel], glyphs: CellGlyphs, values: str) -> Iterator[str]:
+def _scale_notes(panels: Sequence[Panel], glyphs: CellGlyphs, values: str) -> Iterator[str]:
     """Which values lie beyond the scale."""
     top = glyphs.scale.top
     if any((np.abs(panel.values) > top).any() for panel in panels):

@@ -41,5 +41,5 @@ def print_matrix(
         lines = map_lines(codes[:, heads.start : heads.stop], plan, glyphs)
         for number, line in zip(report.layer_numbers, lines, strict=True):
             write(console, Text.assemble((f"{number:>{digits}} ", "dim"), line))
-    remarks = ("rows: layers", "columns: heads")
-    write(console, *map_legend([panel], (), plan, glyphs, console.width, remarks))
+    notes = ("rows: layers", "columns: heads")
+    write(console, *map_legend([panel], (), plan, glyphs, console.width, notes))
