@@ -345,8 +345,8 @@ def _interleaved(heads: Floats) -> Floats:
 
 
 def _of_positions(inputs: LayerInputs) -> Iterator[Mistake]:
-    expected = inputs.positions
-    if expected.kind == "none":
+    kind = inputs.positions.kind
+    if kind == "none":
         for base in BASES:
             for pairs in (False, True):
                 changed = replace(inputs, positions=Positions("rope", base, pairs))
@@ -360,44 +360,47 @@ def _of_positions(inputs: LayerInputs) -> Iterator[Mistake]:
         yield _of("ALiBi was added: --positions alibi", changed)
         return
     changed = replace(inputs, positions=Positions())
-    name = {"rope": "RoPE", "alibi": "ALiBi"}[expected.kind]
+    name = {"rope": "RoPE", "alibi": "ALiBi"}[kind]
     yield _of(f"{name} is missing: q and k count as they are", changed)
-    if expected.kind == "rope":
-        of = ("numbers i and i + d/2", "neighbours, 2i and 2i + 1,")
-        changed = replace(inputs, positions=replace(expected, pairs=not expected.pairs))
-        yield _of(
-            f"RoPE turns {of[not expected.pairs]} together, where {of[expected.pairs].rstrip(',')} "
-            "belong together",
-            changed,
-        )
-        for words, times in (
-            ("q and k are turned twice: they were rotated when they were saved", 2),
-            ("RoPE turns the wrong way, by minus the position (the sign in rotate_half)", -1),
-        ):
-            changed = replace(inputs, q_at=times * inputs.q_at, k_at=times * inputs.k_at)
-            yield _of(words, changed)
-        for base in BASES:
-            if base != expected.base:
-                changed = replace(inputs, positions=replace(expected, base=base))
-                yield _of(f"RoPE has the base {base:.0f}", changed)
-    places_q, places_k = (
-        np.arange(at.shape[1])[None] + 0 * at for at in (inputs.q_at, inputs.k_at)
+    if kind == "rope":
+        yield from _of_rotation(inputs)
+    yield from _of_places(inputs)
+
+
+def _of_rotation(inputs: LayerInputs) -> Iterator[Mistake]:
+    """Which numbers turn together, how often, in which direction, and how fast."""
+    expected = inputs.positions
+    together = ("numbers i and i + d/2", "neighbours, 2i and 2i + 1,")
+    right, wrong = together[expected.pairs].rstrip(","), together[not expected.pairs]
+    yield _of(
+        f"RoPE turns {wrong} together, where {right} belong together",
+        replace(inputs, positions=replace(expected, pairs=not expected.pairs)),
     )
+    for words, times in (
+        ("q and k are turned twice: they were rotated when they were saved", 2),
+        ("RoPE turns the wrong way, by minus the position (the sign in rotate_half)", -1),
+    ):
+        yield _of(words, replace(inputs, q_at=times * inputs.q_at, k_at=times * inputs.k_at))
+    for base in BASES:
+        if base != expected.base:
+            changed = replace(inputs, positions=replace(expected, base=base))
+            yield _of(f"RoPE has the base {base:.0f}", changed)
+
+
+def _of_places(inputs: LayerInputs) -> Iterator[Mistake]:
+    """Queries or keys that are taken to stand elsewhere."""
+    at_q, at_k = inputs.q_at, inputs.k_at
+    places_q, places_k = (np.arange(at.shape[1])[None] + 0 * at for at in (at_q, at_k))
     before = max(places_k.shape[1] - places_q.shape[1], 0)  # keys in a cache
     counted = "positions of {} count the padding on the left, those of {} do not"
     for words, q_at, k_at in (
-        (counted.format("keys", "queries"), None, places_k),
-        (counted.format("queries", "keys"), places_q + before, None),
-        ("positions of queries begin at 0, and do not count the keys in the cache", places_q, None),
-        ("positions of queries are one too high", inputs.q_at + 1, None),
-        ("positions of queries are one too low", inputs.q_at - 1, None),
-        ("queries are turned by no position: all stand at 0", 0 * inputs.q_at, None),
-        ("keys are turned by no position: all stand at 0", None, 0 * inputs.k_at),
+        (counted.format("keys", "queries"), at_q, places_k),
+        (counted.format("queries", "keys"), places_q + before, at_k),
+        ("positions of queries begin at 0, and do not count the keys in the cache", places_q, at_k),
+        ("positions of queries are one too high", at_q + 1, at_k),
+        ("positions of queries are one too low", at_q - 1, at_k),
+        ("queries are turned by no position: all stand at 0", 0 * at_q, at_k),
+        ("keys are turned by no position: all stand at 0", at_q, 0 * at_k),
     ):
-        changed = replace(
-            inputs,
-            q_at=inputs.q_at if q_at is None else q_at,
-            k_at=inputs.k_at if k_at is None else k_at,
-        )
-        if (changed.q_at != inputs.q_at).any() or (changed.k_at != inputs.k_at).any():
-            yield _of(words, changed)
+        if (q_at != at_q).any() or (k_at != at_k).any():
+            yield _of(words, replace(inputs, q_at=q_at, k_at=k_at))
