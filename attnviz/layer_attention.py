@@ -61,11 +61,6 @@ class LayerAttention:
         return cls(layer, compute=lambda: (None, weights), mask=lambda: mask)
 
     @property
-    def can_be_whole(self) -> bool:
-        """Whether the full map is to be had."""
-        return self._compute is not None
-
-    @property
     def context(self) -> Tensor | None:
         """weights · v, `[B H Tq d_v]`, where all weights were asked for and the source has it."""
         return None if self._whole is None else self._whole[0]

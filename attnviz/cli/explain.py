@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import json
 from typing import Annotated
 
-from attnviz.cli.console import remark, result
 from attnviz.cli.inputs import read_texts
 from attnviz.cli.open_source import SourceRequest, open_source
 from attnviz.cli.options import (
@@ -19,8 +17,6 @@ from attnviz.cli.options import (
     flag,
     spread,
 )
-from attnviz.cli.progress import Work
-from attnviz.masks import build
 from attnviz.pipeline import n_layers
 
 EXAMPLES = """Examples:
@@ -61,45 +57,6 @@ def explain(
     choose_one("--head", head, source.n_heads, "heads")
     texts = read_texts(inputs, source)
     choose_one("--sequence", sequence, len(texts.queries) or 1, "sequences")
+    from attnviz.cli.explain_work import explain_texts
 
-    import numpy as np
-
-    from attnviz.collectors.whole_maps import WholeMaps
-    from attnviz.render.console import make_console
-    from attnviz.render.explain_page import print_explanation
-    from attnviz.render.explanation import WANTED
-    from attnviz.render.explanation import explain as explain_query
-    from attnviz.render.explanation_json import explanation_as_json
-    from attnviz.render.query_lookup import find_query
-
-    maps = WholeMaps(WANTED)
-    with Work() as work:
-        tokens = source.tokens(texts)
-        done = source.run(tokens, maps, [layer_number], work.stage)
-    attention, queries = maps.result(done), done.queries
-    keys = queries if done.keys is None else done.keys
-    verdicts = []
-    for rule in done.rules:
-        allowed = build([rule], queries.size, source.n_heads, queries.width, keys.width)
-        assert allowed is not None  # there is a rule
-        beside = attention.attention.shape[4] - keys.width  # the layer's own: never forbidden
-        verdict = np.pad(allowed, [(0, 0)] * 3 + [(0, beside)], constant_values=True)
-        verdicts.append((rule.name, verdict))
-    w_o = done.modules[layer_number].w_o if done.modules else None
-    explanation = explain_query(
-        attention,
-        done.steps,
-        sequence,
-        attention.layer_numbers.index(layer_number),
-        head,
-        find_query(attention, sequence, query),
-        verdicts=verdicts,
-        w_o=None if w_o is None else w_o.weight.detach().double().cpu().numpy(),
-    )
-    for note in (*tokens.notes, *done.notes):
-        remark(note)
-    if as_json:
-        document = explanation_as_json(explanation)
-        result(json.dumps(document, ensure_ascii=True, indent=1, allow_nan=False))
-    else:
-        print_explanation(explanation, make_console())
+    explain_texts(source, texts, (layer_number, head), sequence, query, as_json)

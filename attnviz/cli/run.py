@@ -87,13 +87,8 @@ def run(
     source = open_source(SourceRequest(inputs, layer, masking, origin, pretrained))
     look.look()
     kept = _kept(keep)
-    places = output.places()
-    if kept and not any(kind in RUNS for _, kind in places):
-        raise OutputError(f"--keep {','.join(kept)} needs a saved run: -o run.npz, say")
-    if save_layer is not None and save_layer.suffix.lower() != ".safetensors":
-        raise OutputError(f"--save-layer {printable(save_layer)}: the suffix must be .safetensors")
-    if save_layer is not None and pretrained.model is not None:
-        raise OutputError("--save-layer writes a layer of attnviz's own; --model has none")
+    output.places()
+    _check_outputs(output, kept, save_layer, pretrained)
     _check_overlay(overlay, overlay_query, pretrained)
     if kept and tokens.given:
         raise ConfigError(f"--keep and {tokens.given[0]}: what is kept has a row for each token")
@@ -113,6 +108,18 @@ def _kept(keep: str | None) -> tuple[str, ...]:
         if name not in KEEPABLE:
             raise ConfigError(f"--keep {printable(name)}: known are {','.join(KEEPABLE)}")
     return names
+
+
+def _check_outputs(
+    output: OutputFlags, kept: tuple[str, ...], save_layer: Path | None, model: ModelRunFlags
+) -> None:
+    """Raise an `OutputError` where an output cannot hold what it should."""
+    if kept and not any(kind in RUNS for _, kind in output.places()):
+        raise OutputError(f"--keep {','.join(kept)} needs a saved run: -o run.npz, say")
+    if save_layer is not None and save_layer.suffix.lower() != ".safetensors":
+        raise OutputError(f"--save-layer {printable(save_layer)}: the suffix must be .safetensors")
+    if save_layer is not None and model.model is not None:
+        raise OutputError("--save-layer writes a layer of attnviz's own; --model has none")
 
 
 def _check_overlay(overlay: Path | None, query: str | None, model: ModelRunFlags) -> None:
