@@ -652,6 +652,31 @@ def test_heads_by_their_width_and_positions_of_ones_own() -> None:
     assert (config.positions, config.dtype) == ("alibi", "float32")
 
 
+def test_own_names_without_metadata_need_the_number_of_heads() -> None:
+    path = Path("a.safetensors")
+    save_file(own_layers(1, AttentionConfig(16, 4, 6, 5, dtype="float64"))[0].state_dict(), path)
+    config = opened(path, n_heads=4).config
+    assert (config.n_heads, config.d_k, config.d_v, config.positions) == (4, 6, 5, "none")
+    assert said(lambda: opened(path), path).startswith("FILE does not say how many heads share")
+
+
+def test_layers_whose_tensors_are_incomplete() -> None:
+    path, own = Path("a.safetensors"), own_layers(1)[0]
+    metadata = {"attnviz.layer": json.dumps({**OWN.as_dict(), "positions": "relative"})}
+    save_file(own.state_dict(), path, metadata)
+    assert said(lambda: opened(path).load(), path) == (
+        "FILE: relative positions need a table of distances, which is not in the file"
+    )
+    save_file({**own.state_dict(), "bias_k": random(12)}, path)
+    assert said(lambda: opened(path, n_heads=4).load(), path) == (
+        "FILE has one of bias_k and bias_v; both or none are expected"
+    )
+    save_file({"qkv.weight": random(16, 7), "proj.weight": random(7, 5)}, path)
+    assert said(lambda: opened(path), path) == (
+        "FILE: qkv.weight gives 16 numbers; a third each for q, k and v are expected"
+    )
+
+
 def test_own_metadata_and_flags_that_contradict_it() -> None:
     path = Path("a.safetensors")
     save_layers(path, own_layers(1))
