@@ -362,23 +362,13 @@ class Attention(About):
         """`factor` × `factor` cells as one; exact, as if they had been pooled so at once."""
         if factor == 1:
             return self
-        counts, largest, sums = self.counts, self.largest, self.attention.astype(np.float64)
+        counts = self.counts
         if self.pixels is None:  # rows of padding mean nothing
-            counts = (self.allowed & self.query_valid[:, None, :, None]).astype(np.int64)
-            seen = np.broadcast_to(counts > 0, sums.shape)
-            largest = np.where(seen, largest, 0).astype(np.float32, copy=False)
-            sums = np.where(seen, sums, 0)
-        counts, sums = (_reduced(np.add, x, factor) for x in (counts, sums * counts))
-        mean = np.divide(sums, counts, out=np.zeros_like(sums), where=counts > 0)
-        rows, keys = self.cells
-        return replace(
-            self,
-            attention=mean.astype(np.float32),
-            allowed=counts > 0,
-            pixels=Pixels(
-                (rows * factor, keys * factor), _reduced(np.maximum, largest, factor), counts
-            ),
-        )
+            counts = self.allowed & self.query_valid[:, None, :, None]
+        mean, largest, counts = pooled_cells(self.attention, self.largest, counts, factor)
+        cells = self.cells[0] * factor, self.cells[1] * factor
+        pixels = Pixels(cells, largest, counts)
+        return replace(self, attention=mean, allowed=counts > 0, pixels=pixels)
 
     def within(self, pixels: int) -> Attention:
         """The same with at most `pixels` cells a side."""
@@ -432,9 +422,28 @@ def _has_axes(array: Array, axes: str, sizes: Mapping[str, int]) -> bool:
     return True
 
 
-def _reduced(ufunc: np.ufunc, array: Array, factor: int) -> Array:
-    rows = ufunc.reduceat(array, np.arange(0, array.shape[-2], factor), axis=-2)
-    return np.asarray(ufunc.reduceat(rows, np.arange(0, array.shape[-1], factor), axis=-1))
+def pooled_cells(
+    mean: Array, largest: Array, counts: Array, factor: int
+) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.float32], npt.NDArray[np.int64]]:
+    """(mean, largest, counts) of `factor` × `factor` cells as one, all `[… Pq Pk]`.
+
+    `counts` says how many weights of each cell are allowed; a cell without any is 0.
+    """
+    seen = counts > 0
+    sums = reduced(np.add, np.where(seen, mean, 0).astype(np.float64) * counts, factor, factor)
+    top = reduced(np.maximum, np.where(seen, largest, -np.inf), factor, factor)
+    counts = reduced(np.add, counts.astype(np.int64), factor, factor)
+    mean = np.divide(sums, counts, out=np.zeros_like(sums), where=counts > 0)
+    return mean.astype(np.float32), np.where(counts > 0, top, 0).astype(np.float32), counts
+
+
+def reduced(ufunc: np.ufunc, cells: Array, rows: int, columns: int) -> Array:
+    """Each `rows` × `columns` block of the last two axes as one cell; blocks at the far edges may
+    be smaller."""
+    for axis, step in ((-2, rows), (-1, columns)):
+        if step > 1:
+            cells = ufunc.reduceat(cells, np.arange(0, cells.shape[axis], step), axis=axis)
+    return cells
 
 
 # ── from batches, and to them ────────────────────────────────────────────────────────────────

@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from attnviz.masks import Reasons, mask_from_name, places_in, reasons_of, spans_from_names
 from attnviz.measures import measure
-from attnviz.result import Attention
+from attnviz.result import Attention, pooled_cells
 
 Array = npt.NDArray[Any]
 Pair = tuple[int, int]
@@ -54,13 +54,7 @@ class Level:
         """`factor` × `factor` pixels as one, exactly as if it had been pooled so at once."""
         if factor == 1:
             return self
-        allowed = _reduced(np.add, self.allowed.astype(np.int64), factor)
-        sums = _reduced(np.add, self.mean.astype(np.float64) * self.allowed, factor)
-        mean = np.divide(sums, allowed, out=np.zeros_like(sums), where=allowed > 0)
-        largest = np.where(self.allowed > 0, self.largest, -np.inf)
-        largest = _reduced(np.maximum, largest, factor)
-        largest[allowed == 0] = 0
-        return Level(mean.astype(np.float32), largest.astype(np.float32), allowed)
+        return Level(*pooled_cells(self.mean, self.largest, self.allowed, factor))
 
     def pyramid(self) -> Iterator[Level]:
         """This level, then coarser ones, each pooled exactly from this one."""
@@ -189,8 +183,3 @@ def spans_of(pooled: Attention, s: int, layer: int) -> tuple[Array, Array] | Non
     if not (pooled.counts[layer, s].sum(-1) == counts).all():
         return None
     return first, end
-
-
-def _reduced(ufunc: np.ufunc, array: Array, factor: int) -> Array:
-    rows = ufunc.reduceat(array, np.arange(0, array.shape[-2], factor), axis=-2)
-    return np.asarray(ufunc.reduceat(rows, np.arange(0, array.shape[-1], factor), axis=-1))

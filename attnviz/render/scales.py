@@ -17,6 +17,7 @@ import numpy.typing as npt
 
 from attnviz.render.palette import ALL_COLOURS, DIFFERENCE_COLOURS, Indices
 from attnviz.render.visible import signed
+from attnviz.result import reduced
 
 Values = npt.NDArray[np.floating[Any]]
 Tick = tuple[float, str]
@@ -189,11 +190,3 @@ def round_values(low: float, top: float, apart: float) -> list[float]:
 def pooled(cells: npt.NDArray[Any], pool: int) -> npt.NDArray[Any]:
     """The largest of each `pool` × `pool` block; blocks at the far edges may be smaller."""
     return reduced(np.maximum, cells, pool, pool)
-
-
-def reduced(ufunc: np.ufunc, cells: npt.NDArray[Any], rows: int, columns: int) -> npt.NDArray[Any]:
-    """Each `rows` × `columns` block as one cell; blocks at the far edges may be smaller."""
-    for axis, step in enumerate((rows, columns)):
-        if step > 1:
-            cells = ufunc.reduceat(cells, np.arange(0, cells.shape[axis], step), axis=axis)
-    return cells

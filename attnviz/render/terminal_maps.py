@@ -42,10 +42,9 @@ from attnviz.render.panel import (
     Panel,
     PanelSet,
 )
-from attnviz.render.scales import reduced
 from attnviz.render.terminal_colours import CellGlyphs, colours_maps, glyphs_for
 from attnviz.render.visible import cells, characters, fit, notation, start, visible
-from attnviz.result import Attention
+from attnviz.result import Attention, reduced
 from attnviz.wording import plural
 
 LARGEST_LABELLED = 24
