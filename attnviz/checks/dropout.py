@@ -81,11 +81,12 @@ def dropout_of(sums: DropoutSums) -> float | None:
     if p > MOST_DROPOUT:
         return None
     spread = 5 * sqrt(share * (1 - share) / sums.cells) + 0.02
-    mean = sums.total / sums.rows
+    # 1 where as many were dropped as p says; few rows may have lost more or less by chance
+    mean, usual = sums.total / sums.rows, (1 - share) / (1 - p)
     deviation = sqrt(max(sums.squares / sums.rows - mean**2, 0.0))
     fits = (
         abs(p - share) <= spread
         and sums.largest <= 1 / (1 - p) * 1.02 + 5 * spread
-        and abs(mean - 1) <= 5 * deviation / sqrt(sums.rows) + 0.02
+        and abs(mean - usual) <= 5 * deviation / sqrt(sums.rows) + 0.02
     )
     return p if fits else None
