@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import replace
 from math import sqrt
 
 import numpy as np
@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.text import Text
 
 from attnviz.divergence import entropy
-from attnviz.render.console import ascii_only, flow, write
+from attnviz.render.console import flow, write
 from attnviz.render.explain_digits import (
     choose_digits,
     full_digits,
@@ -24,14 +24,8 @@ from attnviz.render.explain_digits import (
     weighted,
 )
 from attnviz.render.explanation import ROUNDING, Explanation, Floats
-from attnviz.render.visible import cells, fit, notation, shorten, visible
+from attnviz.render.text_page import PageRow, TextPage, widest_text
 from attnviz.wording import plural
-
-WIDEST = 100
-"""Columns; lines that are longer are hard to read."""
-
-NARROWEST = 12
-"""Columns; a terminal that says it has fewer is written to as if it had these."""
 
 MOST_ENTRIES = 6
 """Entries that are shown of a vector that does not fit whole."""
@@ -50,126 +44,15 @@ WHOLE = 8
 
 def print_explanation(explanation: Explanation, console: Console) -> None:
     """Write the page to `console`; no line is wider than it is."""
-    page = _TextPage(console)
+    page = TextPage(console)
     _Writer(page, explanation).write()
     write(console, *page.lines)
-
-
-@dataclass(frozen=True)
-class _Row:
-    """A line of a table. The first two cells name it; `bar` is a share of the longest bar."""
-
-    cells: Sequence[str]
-    style: str = ""
-    bar: float | None = None
-    is_sum: bool = False
-
-
-class _TextPage:
-    """Lines that fit the console's width, in the characters that it has."""
-
-    def __init__(self, console: Console) -> None:
-        self.ascii = ascii_only(console)
-        self.width = max(min(console.width, WIDEST), NARROWEST)
-        self.lines: list[Text] = []
-
-    def spell(self, text: str) -> str:
-        return notation(text, self.ascii)
-
-    def label(self, token: str) -> str:
-        """A token in a table."""
-        limit = 16 if self.width >= 60 else 10
-        return shorten(visible(token, self.ascii), limit, self.ascii)
-
-    def quoted(self, token: str) -> str:
-        """A token in a sentence."""
-        return f'"{shorten(visible(token, self.ascii), 24, self.ascii)}"'
-
-    def name(self, mask: str) -> str:
-        """The name of a mask, which may be that of a stranger's file."""
-        return visible(mask, self.ascii).replace(visible(" ", self.ascii), " ")
-
-    def heading(self, text: str) -> None:
-        self.lines.append(Text())
-        before = len(self.lines)
-        self.say(text, style="bold")
-        width = _widest(line.plain for line in self.lines[before:])
-        self.lines.append(Text(self._rule(width), "dim"))
-
-    def say(self, *pieces: str, style: str = "", indent: str = "") -> None:
-        """Sentences; a line ends between two pieces where it can."""
-        texts = [Text(self.spell(piece), style) for piece in pieces]
-        for line in flow(texts, self.width - len(indent), gap=" "):
-            self.lines.append(Text(indent).append_text(line))
-
-    def table(
-        self,
-        heads: Sequence[str],
-        rows: Sequence[_Row],
-        bars: bool = False,
-        words: bool = False,
-    ) -> None:
-        """A grid where it fits, else a block of lines for each row.
-
-        Numbers stand to the right, names to the left; so does the last column where it is `words`.
-        """
-        heads = [self.spell(head) for head in heads]
-        texts = [[self.spell(cell) for cell in row.cells] for row in rows]
-        widths = [max(map(cells, column)) for column in zip(heads, *texts, strict=True)]
-        left = {1, len(heads) - 1} if words else {1}
-        used = 2 + sum(width + 2 for width in widths) - 2
-        room = min(self.width - used - 2, 40) if bars else 0
-        if used > self.width or (bars and room < 8):
-            self._blocks(heads, rows, texts, bars)
-            return
-
-        def line(cells_of: Sequence[str]) -> str:
-            columns = enumerate(zip(cells_of, widths, strict=True))
-            padded = [fit(text, width, right=i not in left) for i, (text, width) in columns]
-            return "  " + "  ".join(padded)
-
-        self.lines.append(Text(line(heads), "dim"))
-        for row, text in zip(rows, texts, strict=True):
-            if row.is_sum:
-                self.lines.append(Text("  " + self._rule(used - 2), "dim"))
-            grid = Text(line(text), row.style)
-            if row.bar is not None:
-                grid.append("  ").append(self._bar(row.bar, room), "not bold cyan")
-            self.lines.append(grid)
-
-    def _blocks(
-        self, heads: Sequence[str], rows: Sequence[_Row], texts: list[list[str]], bars: bool
-    ) -> None:
-        for row, text in zip(rows, texts, strict=True):
-            name = " ".join(part for part in text[:2] if part)
-            self.say(name, style=row.style or "underline")
-            pairs = zip(heads[2:], text[2:], strict=True)
-            named = (
-                cell if cell == head else f"{head} {cell.strip()}" for head, cell in pairs if cell
-            )
-            pieces = [Text(piece, row.style) for piece in named]
-            for line in flow(pieces, self.width - 2):
-                self.lines.append(Text("  ").append_text(line))
-            if bars and row.bar:
-                self.lines.append(Text("  ").append(self._bar(row.bar, self.width - 2), "cyan"))
-
-    def _rule(self, width: int) -> str:
-        return ("-" if self.ascii else "─") * width
-
-    def _bar(self, share: float, width: int) -> str:
-        """`share` of `width` columns, to an eighth of one; something where there is something."""
-        if not share > 0:
-            return ""
-        if self.ascii:
-            return "#" * max(1, round(share * width))
-        whole, eighths = divmod(max(1, round(share * width * 8)), 8)
-        return "█" * whole + " ▏▎▍▌▋▊▉"[eighths].strip()
 
 
 class _Writer:
     """The sections of the page, in the order of the computation."""
 
-    def __init__(self, page: _TextPage, explanation: Explanation) -> None:
+    def __init__(self, page: TextPage, explanation: Explanation) -> None:
         self.page, self.e = page, explanation
         e = explanation
         self.shown = shown_keys(e)
@@ -209,14 +92,14 @@ class _Writer:
 
     def _room(self, *others: int) -> int:
         """Columns left beside a row's name and columns of these widths."""
-        places = _widest(["at", *(self._place(i) for i in self.shown)])
-        names = _widest(["key", self._others(), *(self._name(i)[1] for i in self.shown)])
+        places = widest_text(["at", *(self._place(i) for i in self.shown)])
+        names = widest_text(["key", self._others(), *(self._name(i)[1] for i in self.shown)])
         return self.page.width - (2 + places + 2 + names) - sum(width + 2 for width in others)
 
     def _entries(self, values: Floats, decimals: int, room: int) -> int:
         """How many entries of vectors `[n d]` fit in `room`: all of them, or some and a …."""
         length = int(values.shape[1])
-        cell = 2 + _widest(["[0]", *(number(x, decimals) for x in values.ravel())])
+        cell = 2 + widest_text(["[0]", *(number(x, decimals) for x in values.ravel())])
         if length <= WHOLE and length * cell <= room:
             return length
         fitting = min((room - 3) // cell, MOST_ENTRIES)
@@ -227,7 +110,7 @@ class _Writer:
     def _entries_of_keys(self) -> int:
         e, d_k = self.e, len(self.e.q)
         vectors = np.vstack([e.q, e.k[self.shown]])
-        room = self._room(_widest(["q·k", *(self._chain(e.products[i]) for i in self.shown)]))
+        room = self._room(widest_text(["q·k", *(self._chain(e.products[i]) for i in self.shown)]))
         full = full_digits(e, self.shown, self.digits.chain)
         if d_k <= 4 or self._entries(vectors, full, room) == d_k:
             return d_k
@@ -373,11 +256,13 @@ class _Writer:
                 f"{hidden} have a total weight of {weight}."
             )
         more = [] if n == d_k else ["…"]
-        rows = [_Row(["", "q", *self._vector(e.q[:n], digits.vector), *more, ""])]
+        rows = [PageRow(["", "q", *self._vector(e.q[:n], digits.vector), *more, ""])]
         for i in self.shown:
             entries = self._vector(e.k[i, :n], digits.vector)
             rows.append(
-                _Row([*self._name(i), *entries, *more, self._chain(e.products[i])], self._style(i))
+                PageRow(
+                    [*self._name(i), *entries, *more, self._chain(e.products[i])], self._style(i)
+                )
             )
         page.table(["at", "key", *_numbered(n), *more, "q·k"], rows)
         if not self.is_whole:
@@ -418,7 +303,7 @@ class _Writer:
                 f"√{d_k} = {self._number(sqrt(d_k))}: {wider}"
             )
         rows = [
-            _Row(
+            PageRow(
                 [*self._name(i), self._chain(e.products[i]), self._chain(e.scaled[i])],
                 self._style(i),
             )
@@ -455,7 +340,7 @@ class _Writer:
                 "from query to key."
             )
         rows = [
-            _Row(
+            PageRow(
                 [
                     *self._name(i),
                     self._chain(e.scaled[i]),
@@ -513,7 +398,7 @@ class _Writer:
         for i in self.shown:
             score = self._chain(e.scores[i]) if e.allowed[i] else "-inf"
             style = self._style(i) if e.allowed[i] else "dim"
-            rows.append(_Row([*self._name(i), score, self._verdict(i)], style))
+            rows.append(PageRow([*self._name(i), score, self._verdict(i)], style))
         page.table(["at", "key", "score", "verdict"], rows, words=True)
         counts = [(page.name(name), int((~verdict).sum())) for name, verdict in e.verdicts]
         said = ", ".join(f"{name} forbids {n}" for name, n in counts)
@@ -555,12 +440,12 @@ class _Writer:
                 self._weight(e.weights[i]),
             ]
             bar = float(weights[i]) / longest
-            rows.append(_Row([*self._name(i), *cells_of], self._style(i), bar))
+            rows.append(PageRow([*self._name(i), *cells_of], self._style(i), bar))
         if len(self.rest):
             exp, weight = float(e.exps[self.rest].sum()), float(e.weights[self.rest].sum())
-            rows.append(_Row(["+", self._others(), "", self._chain(exp), self._weight(weight)]))
+            rows.append(PageRow(["+", self._others(), "", self._chain(exp), self._weight(weight)]))
         total = self._weight(e.total) + " " * (digits.chain - digits.weight)
-        rows.append(_Row(["", "sum", "", total, self._sum_of_weights()], is_sum=True))
+        rows.append(PageRow(["", "sum", "", total, self._sum_of_weights()], is_sum=True))
         page.table(["at", "key", "score - max", "exp", "weight"], rows, bars=True)
         forbidden = e.n_keys - int(e.allowed.sum())
         if forbidden:
@@ -614,10 +499,10 @@ class _Writer:
         rows = []
         for (place, name, style), weight, value in zip(names, weights, values, strict=True):
             entries = self._vector(value[:n], digits.value)
-            rows.append(_Row([place, name, self._weight(weight), *entries, *more], style))
+            rows.append(PageRow([place, name, self._weight(weight), *entries, *more], style))
         align = " " * (digits.value - digits.context)
         sums = [text + align for text in self._vector(e.context[:n], digits.context)]
-        rows.append(_Row(["", "sum", "", *sums, *more], is_sum=True))
+        rows.append(PageRow(["", "sum", "", *sums, *more], is_sum=True))
         page.table(["at", "key", "weight", *_numbered(n), *more], rows)
         notes = [] if n == d_v else [f"The first {n} of {d_v} entries are shown."]
         if has_others:
@@ -655,11 +540,11 @@ class _Writer:
         values = np.vstack([row for _, row in rows])
         digits = significant(values)
         norms = [number(_norm(row), digits) for row in values]
-        names = _widest([name for name, _ in rows])
-        n = self._entries(values, digits, page.width - 6 - names - _widest(norms) - 2)
+        names = widest_text([name for name, _ in rows])
+        n = self._entries(values, digits, page.width - 6 - names - widest_text(norms) - 2)
         more = [] if n == length else ["…"]
         table = [
-            _Row(["", name, *self._vector(row[:n], digits), *more, norm], is_sum=name == "sum")
+            PageRow(["", name, *self._vector(row[:n], digits), *more, norm], is_sum=name == "sum")
             for (name, row), norm in zip(rows, norms, strict=True)
         ]
         page.table(["", "part", *_numbered(n), *more, "norm"], table)
@@ -673,11 +558,6 @@ class _Writer:
             "" if e.parts is None else f"the context of head {e.head} times its columns of W_O"
         )
         self._run("context" if e.projected is None else "projected", derived=derived)
-
-
-def _widest(texts: Iterable[str]) -> int:
-    """Columns of the widest of `texts`."""
-    return max(cells(text) for text in texts)
 
 
 def _few(x: float) -> str:
