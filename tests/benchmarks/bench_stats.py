@@ -18,6 +18,7 @@ import tempfile
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
@@ -47,17 +48,24 @@ def against_forward(rounds: int = 5) -> None:
     from attnviz.corpus.reader import Ready, Take
     from attnviz.measures.block import Block
     from attnviz.measures.measures import Options
+    from attnviz.sources.model_options import ModelOptions
+    from attnviz.sources.subwords import respelled
 
-    source = open_model(str(minilm()))
+    reader = open_model(ModelOptions(str(minilm()), pad_side="right"))
+    source: Any = reader.source
+    network = source.loaded().network
     windows = np.load(WINDOWS)["input_ids"]
+
+    def spelled(ids: Any) -> Any:
+        return respelled(source._tokenizer, [tuple(map(int, ids))], "right")
+
     # documents of a large corpus: one in a hundred is in the sample whose rank is taken
     numbers = [1280 if i == 30 else 1281 + i for i in range(len(windows))]
     ready = [
-        Ready(Document(number, "", ""), tuple(map(int, ids)))
+        Ready(Document(number, "", ""), source._encoded(spelled(ids), None, ()))
         for number, ids in zip(numbers, windows, strict=True)
     ]
     made = [ready[at : at + 32] for at in range(0, 96, 32)]
-    network = source._loaded.network
     network.set_attn_implementation("eager")
     spent = [0.0, 0.0]
 
@@ -65,14 +73,14 @@ def against_forward(rounds: int = 5) -> None:
         """The same source; the time that its blocks take is kept."""
 
         def __getattr__(self, name: str) -> object:
-            return getattr(source, name)
+            return getattr(reader, name)
 
         def attend(self, batch: Sequence[Ready], take: Take) -> None:
             def timed(block: Block) -> None:
                 for i, seconds in enumerate(clock(lambda: take(block))):
                     spent[i] += seconds
 
-            source.attend(batch, timed)
+            reader.attend(batch, timed)
 
     def forward() -> None:
         with torch.inference_mode():
