@@ -320,11 +320,11 @@ MESSAGES = [
     (["a", "--agreement-out", "x"],
      "--agreement-out x: unknown suffix (none); known are .png .svg .pdf"),
     (["a", "--top", "-1"], "--top is -1; it must be 0 or more"),
-    (["a", "--json", "-q"], "--json prints figures, and --quiet nothing; give one of them"),
+    (["a", "--json", "-q"], "--json prints measures, and --quiet nothing; give one of them"),
     (["a", "--engine", "dask"], "--engine is 'dask'; it must be one of local, ray"),
     (["a", "--workers", "2"], "--workers goes with --engine ray"),
     (["a", "--address", "x:1"], "--address goes with --engine ray"),
-    (["a", "--resume"], "--resume goes on from a checkpoint: name it with --checkpoint FILE"),
+    (["a", "--resume"], "--resume needs a checkpoint: name it with --checkpoint FILE"),
     (["a", "--checkpoint", "no/c.npz"], "--checkpoint no/c.npz: its folder is not there"),
     (["a", "--mask", "m.csv"], "--mask FILE fits one batch of texts, and a corpus has many"),
     (["a", "--no-padding-mask"], "--padding-mask: padding is never looked at in a corpus"),
@@ -610,6 +610,14 @@ def test_unusual_weights_of_saved_runs(capsys: pytest.CaptureFixture[str]) -> No
     assert call(["run", "a b c d e", "-o", "run.npz", "-q"]) == 0
     assert call(["stats", "--saved", "run.npz"]) == 0
     assert capsys.readouterr().err == ""
+
+
+def test_help_names_flags_that_there_are(capsys: pytest.CaptureFixture[str]) -> None:
+    assert call(["stats", "--help"]) == 0
+    out = capsys.readouterr().out
+    defined = re.findall(r"^│ +\*? *(--[a-z-]+)", out, re.MULTILINE)
+    others = {"--no-show", "--no-padding-mask", "--help"}
+    assert set(re.findall(r"(?<![\w-])--[a-z][a-z-]+", out)) <= {*defined, *others}
 
 
 def test_help_is_light() -> None:

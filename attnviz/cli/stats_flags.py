@@ -35,8 +35,8 @@ class CorpusFlags(FlagGroup):
             "--file",
             panel=INPUT,
             metavar="FILE",
-            help="A document a line: text, .jsonl, .parquet; .gz and .zst are unpacked; 'a/*.txt' "
-            "takes all that match; - is standard input. Repeatable.",
+            help="One document per line: text, .jsonl, .parquet; .gz and .zst are unpacked; "
+            "'a/*.txt' takes all that match; - is standard input. Repeatable.",
         ),
     ] = None
     field: Annotated[
@@ -44,7 +44,7 @@ class CorpusFlags(FlagGroup):
         optional(
             panel=INPUT,
             metavar="NAME",
-            help="Which field or column holds the documents; tokens or text when left out.",
+            help="Which field or column holds the documents; tokens or text if omitted.",
         ),
     ] = None
     saved: Annotated[
@@ -183,13 +183,13 @@ class ReportFlags(FlagGroup):
             "-o",
             panel=OUTPUT,
             metavar="FILE",
-            help="The suffix picks the form: .json .csv .parquet (all figures), .png .svg .pdf "
-            "(layers × heads, coloured by --measure), .html (a page). Repeatable.",
+            help="The suffix selects the format: .json .csv .parquet (all measures), .png .svg "
+            ".pdf (layers × heads, coloured by --measure), .html (a page). Repeatable.",
         ),
     ] = None
     measure: Annotated[
         str,
-        flag(panel=OUTPUT, metavar="NAME", help="Which figure pictures show; so does --show."),
+        flag(panel=OUTPUT, metavar="NAME", help="Which measure pictures and --show draw."),
     ] = "entropy"
     agreement_out: Annotated[
         str | None,
@@ -218,7 +218,7 @@ class ReportFlags(FlagGroup):
     ] = None
     sort: Annotated[
         str | None,
-        optional(panel=OUTPUT, metavar="NAME", help="Sort the heads by a figure, largest first."),
+        optional(panel=OUTPUT, metavar="NAME", help="Sort the heads by a measure, largest first."),
     ] = None
     top: Annotated[
         int, flag(panel=OUTPUT, metavar="N", help="Rows of the table; 0 shows every head.")
@@ -232,7 +232,8 @@ class ReportFlags(FlagGroup):
         ),
     ] = None
     as_json: Annotated[
-        bool, flag("--json", panel=OUTPUT, help="Print all figures as JSON, and nothing else.")
+        bool,
+        flag("--json", panel=OUTPUT, help="Print all measures as JSON, and nothing else."),
     ] = False
     force: Annotated[bool, flag("--force", panel=OUTPUT, help="Replace files that are there.")] = (
         False
@@ -257,7 +258,7 @@ class ReportFlags(FlagGroup):
         if self.top < 0:
             raise ConfigError(f"--top is {self.top}; it must be 0 or more")
         if self.as_json and self.quiet:
-            raise ConfigError("--json prints figures, and --quiet nothing; give one of them")
+            raise ConfigError("--json prints measures, and --quiet nothing; give one of them")
 
 
 @dataclass(frozen=True)
@@ -267,12 +268,17 @@ class WorkFlags(FlagGroup):
     checkpoint: Annotated[
         Path | None,
         optional(
-            panel=WORK, metavar="FILE", help="Keep what has been measured here, now and then."
+            panel=WORK,
+            metavar="FILE",
+            help="Save what has been measured to this file from time to time.",
         ),
     ] = None
-    resume: Annotated[bool, flag("--resume", panel=WORK, help="Go on from the checkpoint.")] = False
+    resume: Annotated[
+        bool, flag("--resume", panel=WORK, help="Resume from the checkpoint, where there is one.")
+    ] = False
     strict: Annotated[
-        bool, flag("--strict", panel=WORK, help="Stop at the first document that is bad.")
+        bool,
+        flag("--strict", panel=WORK, help="Stop at the first document that cannot be measured."),
     ] = False
     engine: Annotated[
         str, flag(panel=WORK, help="local, or ray: several processes, a cluster.")
@@ -280,11 +286,14 @@ class WorkFlags(FlagGroup):
     address: Annotated[
         str | None,
         optional(
-            panel=WORK, metavar="HOST:PORT", help="Of a Ray cluster; one is begun when left out."
+            panel=WORK,
+            metavar="HOST:PORT",
+            help="Address of a Ray cluster; a local one is started if omitted.",
         ),
     ] = None
     workers: Annotated[
-        int | None, optional(panel=WORK, metavar="N", help="Workers of Ray; all CPUs by default.")
+        int | None,
+        optional(panel=WORK, metavar="N", help="Number of Ray workers; all CPUs by default."),
     ] = None
 
     def __post_init__(self) -> None:
@@ -295,7 +304,7 @@ class WorkFlags(FlagGroup):
         if self.workers is not None:
             check_size("--workers", self.workers)
         if self.resume and self.checkpoint is None:
-            raise ConfigError("--resume goes on from a checkpoint: name it with --checkpoint FILE")
+            raise ConfigError("--resume needs a checkpoint: name it with --checkpoint FILE")
 
 
 def _suffix(name: str, given: str, known: tuple[str, ...]) -> None:
