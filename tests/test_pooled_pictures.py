@@ -125,6 +125,14 @@ def test_positions_are_round_and_count_from_the_first_token(upright: bool) -> No
     assert labels.note("tokens") == ""
 
 
+def test_a_narrow_axis_names_its_ends() -> None:
+    axis = PositionAxis("", 61, 10, 180, 610)
+    blank = Drawing(FigureOptions(width="3.3in"), Fonts([]))
+    labels = labels_of(axis, blank, 0.7, 7.0, 6.0, True, 14).labels
+    assert [label.text for label in labels] == ["0", "429"]
+    assert labels_of(axis, blank, 0.3, 7.0, 6.0, True, 14).labels[1:] == []
+
+
 @pytest.mark.parametrize("suffix", [".png", ".svg", ".pdf"])
 def test_every_form(tmp_path: Path, suffix: str) -> None:
     run = long_run()

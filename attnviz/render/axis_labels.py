@@ -135,8 +135,13 @@ def _of_positions(
     length = max(axis.length, 1)
     widest = drawing.text_width(f"{length:,}", size)
     apart = widest + 8 if upright else 2.2 * size
+    if drawing.options.is_figure:
+        apart = widest + 3 if upright else 1.6 * size
     step = next(s for s in _round_steps() if s * pitch >= apart)
-    labels = [Label((axis.start + n + 0.5) * pitch, f"{n:,}") for n in range(0, length, step)]
+    named = list(range(0, length, step))
+    if len(named) == 1 and (length - 1) * pitch >= apart:
+        named.append(length - 1)  # the ends, where no round step fits
+    labels = [Label((axis.start + n + 0.5) * pitch, f"{n:,}") for n in named]
     ticks = [(one.at, 2.5, 0.55, 0.6) for one in labels]
     return EdgeLabels(labels, size, (size if upright else widest) + GAP, lines=ticks)
 
