@@ -168,11 +168,11 @@ class LogScale(Scale):
     def ends(self) -> tuple[str, str]:
         return f"{self.low:.1g}", f"{self.top:.2g}, logarithmic"
 
-    def ticks(self, height: float) -> list[Tick]:  # noqa: ARG002 - five powers fit every bar
-        named = [(0.0, f"≤ {self.low:.1g}")]
+    def ticks(self, height: float) -> list[Tick]:
+        named, apart = [(0.0, f"≤ {self.low:.1g}")], max(0.07, 9 / height)
         for power in range(ceil(log10(self.low)), ceil(log10(self.top))):
             share = float(self.shares(np.array([10.0**power], np.float32))[0])
-            if 0.07 < share < 0.93:
+            if apart < share < 1 - apart:
                 named.append((share, f"{10.0**power:g}"))
         return [*named, (1.0, f"{'≥ ' if self.clipped else ''}{self.top:.2g}")]
 
