@@ -14,10 +14,10 @@ from attnviz.checks.reading_weights import is_bfloat16, lengths_of, read_weights
 from attnviz.checks.recomputed_weights import ComparedTensors, read_tensors
 from attnviz.checks.report import Report
 from attnviz.cli.check import TensorFlags, VerdictFlags
-from attnviz.cli.console import remark, result, verdict
 from attnviz.cli.facts import print_facts
 from attnviz.cli.files import Staging
 from attnviz.cli.options import ArrayFlags, ObeyedFlags
+from attnviz.cli.streams import result, verdict, warn
 from attnviz.errors import ConfigError, InputError, printable, why_unreadable
 from attnviz.mask_files import read_mask
 from attnviz.masks import notes_on
@@ -52,10 +52,10 @@ def check_files(
     fails = not report.passed or (flags.strict and report.findings)
     with verdict(WRONG if fails else 0):
         for note in (*notes, *report.notes_on_reading):
-            remark(note)
+            warn(note)
         _print(report, file, flags.as_json)
         if flags.junit is not None:
-            remark(f"Wrote {printable(flags.junit)}")
+            warn(f"Wrote {printable(flags.junit)}")
 
 
 def _print(report: Report, file: Path, as_json: bool) -> None:

@@ -9,12 +9,12 @@ from functools import partial
 from pathlib import Path
 
 from attnviz.cli.compare import ComparisonFlags, ComparisonOutput
-from attnviz.cli.console import remark, result, verdict
 from attnviz.cli.facts import print_facts
 from attnviz.cli.files import PICTURES, Staging
 from attnviz.cli.options import ArrayFlags, LookFlags, choose, choose_layers
 from attnviz.cli.outputs import PlannedFiles, shown_by
 from attnviz.cli.progress import Work
+from attnviz.cli.streams import result, verdict, warn
 from attnviz.comparison import Comparison, check_sizes, compare, with_tokens_of
 from attnviz.errors import InputError
 from attnviz.render.comparison_report import (
@@ -69,13 +69,13 @@ def compare_files(
         if output.quiet:
             return
         for note in (*notes, *dict.fromkeys(outputs.warnings)):
-            remark(note)
+            warn(note)
         if how.as_json:
             result(json.dumps(outputs.document, indent=1, allow_nan=False))
         else:
             _print(found, outputs.as_shown(found), names, how, output.show, look.vmax)
         for line in outputs.written:
-            remark(f"Wrote {line}")
+            warn(f"Wrote {line}")
 
 
 def _print(

@@ -7,8 +7,8 @@ import json
 import numpy as np
 import numpy.typing as npt
 
-from attnviz.cli.console import remark, result
 from attnviz.cli.progress import Work
+from attnviz.cli.streams import result, warn
 from attnviz.collectors.whole_maps import WholeMaps
 from attnviz.masks import build
 from attnviz.pipeline import Pass, Source
@@ -48,7 +48,7 @@ def explain_texts(
         w_o=None if w_o is None else w_o.weight.detach().double().cpu().numpy(),
     )
     for note in (*tokens.notes, *done.notes):
-        remark(note)
+        warn(note)
     if as_json:
         document = explanation_as_json(explanation)
         result(json.dumps(document, ensure_ascii=True, indent=1, allow_nan=False))

@@ -17,7 +17,7 @@ import typer
 from attnviz import __version__
 from attnviz.cli import STOPPED
 from attnviz.cli.commands import SETTINGS, Commands
-from attnviz.cli.console import close_output, is_unread
+from attnviz.cli.streams import close_output, is_unread
 from attnviz.errors import LACKING, AttnvizError, printable
 
 app = typer.Typer(

@@ -7,8 +7,8 @@ import sys
 from contextlib import redirect_stdout
 from pathlib import Path
 
-from attnviz.cli.console import result
 from attnviz.cli.shapes_flags import ModuleFlags
+from attnviz.cli.streams import result
 from attnviz.errors import ConfigError, printable
 from attnviz.module_trace import ModuleError
 from attnviz.render.console import make_console

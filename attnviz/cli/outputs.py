@@ -9,10 +9,10 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Generic, TypeVar
 
-from attnviz.cli.console import remark, result
 from attnviz.cli.files import PAGES, PICTURES, Staging
 from attnviz.cli.options import LookFlags
 from attnviz.cli.progress import Work
+from attnviz.cli.streams import result, warn
 from attnviz.errors import ConfigError, printable
 
 if TYPE_CHECKING:
@@ -183,7 +183,7 @@ class Outputs(PlannedFiles["Attention"]):
                 result("")
                 print_maps(shown, sequence, console, heads, look.vmax, look.cmap)
         for line in self.written:
-            remark(f"Wrote {line}")
+            warn(f"Wrote {line}")
 
     def _overview(self, place: Path, sequence: int, drawn: Attention) -> list[str]:
         from attnviz.render.attention_pictures import draw_overview

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from attnviz.cli.console import remark
 from attnviz.cli.facts import (
     Fact,
     mask_facts,
@@ -34,6 +33,7 @@ from attnviz.cli.options import (
 )
 from attnviz.cli.outputs import Outputs
 from attnviz.cli.progress import Work
+from attnviz.cli.streams import warn
 from attnviz.errors import ConfigError, printable
 from attnviz.machine import require_memory
 from attnviz.masks import build, notes_on, rules_from
@@ -106,7 +106,7 @@ def render_file(
         warnings.append("a saved run holds every head and sequence, not only those drawn")
     console = make_console()
     for warning in dict.fromkeys((*opened.notes, *warnings, *outputs.warnings)):
-        remark(warning)
+        warn(warning)
     print_facts(console, _facts(opened, result, sequences, array, console))
     outputs.print_maps(result, console, output.show)
 

@@ -8,7 +8,6 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from attnviz.cli.console import remark, result
 from attnviz.cli.facts import (
     mask_facts,
     mask_names,
@@ -27,6 +26,7 @@ from attnviz.cli.options import (
 )
 from attnviz.cli.outputs import Outputs
 from attnviz.cli.progress import Work
+from attnviz.cli.streams import result, warn
 from attnviz.collectors.map_windows import MapWindows
 from attnviz.collectors.pooled_maps import PooledMaps, Pooling
 from attnviz.collectors.whole_maps import WholeMaps
@@ -120,11 +120,11 @@ def run_texts(source: Source, texts: Texts, request: RunRequest) -> None:
     console = make_console()
     missing = [name for name in request.keep if name not in whole.kept]
     if missing:
-        remark(f"--keep {','.join(missing)}: this layer has no such step")
+        warn(f"--keep {','.join(missing)}: this layer has no such step")
     unmet = request.tokens.unmet(whole, seen)
     notes = (*tokens.notes, *done.notes, *done.review(whole), *unmet, *outputs.warnings)
     for note in dict.fromkeys(notes):
-        remark(note)
+        warn(note)
     _report(source, done, whole, seen.notes, console, request.trace, why)
     outputs.print_maps(seen, console, output.show)
 

@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from attnviz.architectures import read_architecture
-from attnviz.cli.console import remark, result
 from attnviz.cli.facts import Fact, mask_facts, print_facts
 from attnviz.cli.inputs import read_texts
 from attnviz.cli.open_source import SourceRequest, open_weights_source, reading_of
@@ -27,6 +26,7 @@ from attnviz.cli.options import (
     flags_of,
 )
 from attnviz.cli.shapes_flags import USUAL_VOCABULARY, SizeFlags
+from attnviz.cli.streams import result, warn
 from attnviz.config import AttentionConfig
 from attnviz.diagnose import (
     SCORE_AXES,
@@ -175,7 +175,7 @@ class Subject:
         allowed = build(rules, queries.size, config.n_heads, queries.width, keys.width)
         facts = mask_facts([rule.name for rule in rules], allowed, queries, keys)
         for note in (*tokens.notes, *notes_on(settings, queries, keys)):
-            remark(note)
+            warn(note)
         return rules, list(facts)
 
     def _require_mask(self, lengths: Mapping[str, int], config: AttentionConfig) -> bool:

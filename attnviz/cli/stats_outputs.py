@@ -7,12 +7,12 @@ from collections.abc import Callable, Iterable
 from functools import partial
 from pathlib import Path
 
-from attnviz.cli.console import remark, result
 from attnviz.cli.files import Staging, kind_of
 from attnviz.cli.options import LookFlags
 from attnviz.cli.outputs import Outputs
 from attnviz.cli.progress import Work
 from attnviz.cli.stats_flags import DRAWN, ReportFlags, WorkFlags
+from attnviz.cli.streams import result, warn
 from attnviz.corpus.measured_shards import DocumentCounts, MeasuredShards
 from attnviz.corpus.probing import Probe
 from attnviz.errors import printable
@@ -143,11 +143,11 @@ def print_stats(
     if not report.quiet:
         first, rest = list(notes)[:MOST_NOTES], list(notes)[MOST_NOTES:]
         for note in (*first, *([plural(len(rest), "more note")] if rest else [])):
-            remark(note)
+            warn(note)
     for bad in counts.named[:NAMED]:
-        remark(f"skipped: {bad.name} {bad.why}")
+        warn(f"skipped: {bad.name} {bad.why}")
     if counts.bad > NAMED:
-        remark(f"skipped: {plural(counts.bad - NAMED, 'more document')}")
+        warn(f"skipped: {plural(counts.bad - NAMED, 'more document')}")
     if report.as_json:
         document = report_as_json(made)
         result(json.dumps(document, ensure_ascii=True, indent=1, allow_nan=False))
@@ -155,13 +155,13 @@ def print_stats(
         _print_tables(made, report, look)
         if counts.cut:
             what, were = plural(counts.documents, "document"), "was" if counts.cut == 1 else "were"
-            remark(f"{counts.cut:,} of {what} {were} cut by --max-len")
+            warn(f"{counts.cut:,} of {what} {were} cut by --max-len")
     if report.quiet:
         return
     written = *(report.out or ()), report.agreement_out, report.rollout, report.flow, how.checkpoint
     for path in written:
         if path is not None:
-            remark(f"Wrote {printable(path)}")
+            warn(f"Wrote {printable(path)}")
 
 
 def _print_tables(made: HeadReport, report: ReportFlags, look: LookFlags) -> None:

@@ -11,7 +11,6 @@ from itertools import islice
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from attnviz.cli.console import remark, verdict
 from attnviz.cli.corpus import fingerprint, make_corpus, make_opening
 from attnviz.cli.files import Staging
 from attnviz.cli.inputs import named_files
@@ -20,6 +19,7 @@ from attnviz.cli.progress import Work
 from attnviz.cli.stats_flags import CorpusFlags, MeasureFlags, ReportFlags, WorkFlags
 from attnviz.cli.stats_options import measure_options, require_labels
 from attnviz.cli.stats_outputs import StatsOutputs, head_report, print_stats
+from attnviz.cli.streams import verdict, warn
 from attnviz.corpus.batches import SHARD, shards
 from attnviz.corpus.checkpoint import Checkpoint
 from attnviz.corpus.cluster import measure_on_ray, ray_at
@@ -94,7 +94,7 @@ class StatsRun:
     def _say(self, *notes: str) -> None:
         if not self.report.quiet:
             for note in notes:
-                remark(note)
+                warn(note)
 
     def _require_checkpoint(self, staging: Staging) -> list[str]:
         """Raise `InputError` or `OutputError` where no checkpoint could be read or written.
@@ -165,7 +165,7 @@ class StatsRun:
             kept = how.checkpoint is not None and how.checkpoint.exists()
             if kept and (watch.has_measured or not isinstance(error, AttnvizError)):
                 kept_in = printable(how.checkpoint)
-                remark(f"what has been measured is in {kept_in}; --resume continues from it")
+                warn(f"what has been measured is in {kept_in}; --resume continues from it")
             raise
         return part
 

@@ -1,4 +1,4 @@
-"""Where the program speaks: results on standard output, everything else on standard error."""
+"""Standard output for results, standard error for everything else."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ import typer
 from attnviz.errors import printable
 
 
-def remark(text: str) -> None:
-    """One line on standard error."""
+def warn(text: str) -> None:
+    """Print a warning: one line on standard error."""
     print(printable(text, limit=1000), file=sys.stderr)  # noqa: T201
 
 
