@@ -343,7 +343,7 @@ def test_ray_gives_the_figures_of_one_machine(
         OPENING, corpus, OPTIONS, workers=2, checkpoint=checkpoint, tell=told.append
     )
     assert_same(found, whole)
-    assert told[-1].documents == 898
+    assert told[-1].part.counts.documents == 898
     done, kept = checkpoint.load(OPTIONS)
     assert done == {0, 1, 2, 3}
     assert_same(kept, found, close=0)
