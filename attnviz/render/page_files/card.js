@@ -132,8 +132,11 @@ function measureStrips() {
   });
   const root = el("section", { class: "measures" }, title, el("ul", {}, ...rows.map((r) => r.row)));
   let drawnFor = -1;
+  let shownFor = "";
   function update(index) {
     const { sequence } = state.state;
+    if (shownFor === `${sequence}.${index}`) return; // it is asked with every movement
+    shownFor = `${sequence}.${index}`;
     title.textContent = run.headName(facts.heads[index]);
     for (const { name, value, line } of rows) {
       const values = facts.sequences[sequence].measures[name];

@@ -73,9 +73,8 @@ function fillChoices() {
 
 function showChoices() {
   const { sequence, head: index } = state.state;
-  byId("sequence").value = sequence;
-  byId("head").value = index;
-  for (const name of LISTS) byId(name).value = state.state[name];
+  const shown = { sequence, head: index, ...Object.fromEntries(LISTS.map((name) => [name, state.state[name]])) };
+  for (const [name, value] of Object.entries(shown)) if (byId(name).value !== String(value)) byId(name).value = value;
   byId("previous").disabled = index === 0;
   byId("next").disabled = index === facts.heads.length - 1;
 }
