@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -16,6 +18,23 @@ LIMITS = (
 )
 """Files of a control group, version 2 and 1: the limit, what is used, and the entry of
 `memory.stat` for the part of it that is only cache."""
+
+
+def n_threads() -> int:
+    """How many threads work is shared among: as many as torch has, where it is loaded.
+
+    Where it is not, what torch would take: `OMP_NUM_THREADS`, or the processors that this process
+    may use.
+    """
+    torch = sys.modules.get("torch")
+    if torch is not None:
+        return int(torch.get_num_threads())
+    asked = os.environ.get("OMP_NUM_THREADS", "")
+    if asked.isascii() and asked.isdigit() and int(asked):
+        return int(asked)
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
 
 
 def free_memory(cgroups: Path = CGROUPS, own: Path = OWN_CGROUPS) -> int:

@@ -631,6 +631,16 @@ def test_help_is_light() -> None:
     subprocess.run([sys.executable, "-c", script], check=True, capture_output=True)
 
 
+def test_saved_runs_are_measured_without_torch(here: Path) -> None:
+    assert call(["run", "a b c", "d e", *SMALL, "-q", "-o", "run.npz"]) == 0
+    script = (
+        "import sys, attnviz.cli.main as m\n"
+        "assert m.call(['stats', '--saved', 'run.npz', '-o', 'x.csv']) == 0\n"
+        "assert 'torch' not in sys.modules\n"
+    )
+    subprocess.run([sys.executable, "-c", script], check=True, capture_output=True)
+
+
 def test_the_trained_induction_heads_of_the_samples(
     capsys: pytest.CaptureFixture[str], here: Path
 ) -> None:

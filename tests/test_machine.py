@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -12,7 +13,7 @@ import pytest
 
 from attnviz.config import AttentionConfig
 from attnviz.errors import ConfigError, InputError
-from attnviz.machine import free_memory, human_bytes, require_memory, require_package
+from attnviz.machine import free_memory, human_bytes, n_threads, require_memory, require_package
 from attnviz.sources.layer_memory import bytes_of_run
 
 MACHINE = 1000
@@ -142,19 +143,22 @@ PEAK = """
 import sys, threading
 import psutil
 import torch
-from attnviz import masks
 from attnviz.tokens import make_batch
 from attnviz.config import AttentionConfig
-from attnviz.sources import from_config as source
+from attnviz.collectors.whole_maps import WholeMaps
+from attnviz.sources import own_layers
 
 torch.set_num_threads(1)
 needed = []
-source.require_memory = lambda n, what, instead: needed.append(n)
+own_layers.require_memory = lambda n, what, instead: needed.append(n)
 
 def run(batch, width, dtype, d_model, n_heads, d_k, d_v):
     text = make_batch([tuple(f"t{i}" for i in range(width))] * batch)
     config = AttentionConfig(d_model, n_heads, d_k, d_v, dtype=dtype)
-    source.from_config(config, text, rules=[masks.rule("causal", text, text)])
+    options = own_layers.ReadingOptions({"causal": True})
+    maps = WholeMaps()
+    done = own_layers.LayerSource(config, options).run(own_layers.TokenizedBatch(text), maps)
+    return maps.result(done)
 
 def taken():  # not ru_maxrss, which a child inherits from its parent
     return psutil.Process().memory_info().rss
@@ -202,3 +206,20 @@ def test_a_package_that_is_not_installed_names_its_extra() -> None:
     assert str(caught.value) == (
         "--x needs no_such_package, which is not installed: pip install 'attnviz[corpus]'"
     )
+
+
+def test_threads_are_those_of_torch_or_those_it_would_take(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    fake = SimpleNamespace(get_num_threads=lambda: 7)
+    monkeypatch.setitem(sys.modules, "torch", fake)  # type: ignore[arg-type]
+    assert n_threads() == 7
+    monkeypatch.delitem(sys.modules, "torch")
+    monkeypatch.setenv("OMP_NUM_THREADS", "3")
+    assert n_threads() == 3
+    monkeypatch.setenv("OMP_NUM_THREADS", "4,2")  # one number for each level: torch's own affair
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1, 5, 6, 9}, raising=False)
+    assert n_threads() == 5
+    monkeypatch.delattr(os, "sched_getaffinity")
+    monkeypatch.setattr(os, "cpu_count", lambda: 11)
+    assert n_threads() == 11

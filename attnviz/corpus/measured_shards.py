@@ -15,6 +15,7 @@ from attnviz.corpus.batches import Shard, batches
 from attnviz.corpus.documents import Bad
 from attnviz.corpus.reader import CorpusReader, Ready, SourceSummary
 from attnviz.errors import InputError
+from attnviz.machine import n_threads
 from attnviz.measures.block import Block
 from attnviz.measures.measures import Measures, Options, merge_all
 
@@ -131,9 +132,7 @@ def _own_blas() -> ThreadpoolController:
 
 def measured(source: CorpusReader, made: Iterable[Sequence[Ready]], options: Options) -> Measures:
     """Measure batches, with as many threads as torch has, each of which does its own products."""
-    import torch
-
-    n = torch.get_num_threads()
+    n = n_threads()
     crew = [Measures(source.n_layers, source.n_heads, options) for _ in range(n)]
     with ThreadPoolExecutor(n) as pool, _own_blas().limit(limits=1):
 
