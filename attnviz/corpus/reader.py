@@ -240,7 +240,7 @@ def _of_document(why: str) -> str:
         return "has no tokens"
     why = why.removeprefix("sequence 0 ")
     if why.startswith("the token "):
-        return f"has {why.replace(' is not in', ', which is not in', 1)}"
+        return f"has {why.replace(' is not in', ', not in', 1)}"
     if why.startswith("the model's tokenizer fails"):
         return why.replace("the model's tokenizer fails", "fails in the model's tokenizer", 1)
     return why
