@@ -13,7 +13,7 @@ from attnviz.checks.findings import report_on
 from attnviz.checks.reading_weights import is_bfloat16, lengths_of, read_weights
 from attnviz.checks.recomputed_weights import ComparedTensors, read_tensors
 from attnviz.checks.report import Report
-from attnviz.cli.check import TensorFlags, VerdictFlags
+from attnviz.cli.check_flags import TensorFlags, VerdictFlags
 from attnviz.cli.facts import print_facts
 from attnviz.cli.files import Staging
 from attnviz.cli.options import ArrayFlags, ObeyedFlags

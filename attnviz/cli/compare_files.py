@@ -8,7 +8,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-from attnviz.cli.compare import ComparisonFlags, ComparisonOutput
+from attnviz.cli.compare_flags import ComparisonFlags, ComparisonOutput
 from attnviz.cli.facts import print_facts
 from attnviz.cli.files import PICTURES, Staging
 from attnviz.cli.options import ArrayFlags, LookFlags, choose, choose_layers
