@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Collection, Sequence
 from pathlib import Path
 
@@ -93,19 +94,14 @@ def test_run_refuses_an_absent_layer_of_a_toy_source(capsys: pytest.CaptureFixtu
     assert capsys.readouterr().err == "attnviz: --layers 3: layer 3 has no attention\n"
 
 
-def test_stats_measures_a_toy_source(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from attnviz.corpus.batches import shards
-    from attnviz.corpus.documents import Document
-    from attnviz.corpus.measure_corpus import measure_corpus
-    from attnviz.corpus.reader import CorpusReader
-    from attnviz.measures.measures import Options
-
-    documents = [(Document(i, f"d{i}", text), 0) for i, text in enumerate(("a b c", "d e f"))]
-    part = measure_corpus(CorpusReader(Even()), shards(documents), Options(("sharpness",)))
-    assert part is not None
-    np.testing.assert_allclose(part.measures.result()["entropy"], np.full((2, 3), np.log2(3)))
+def test_stats_measures_a_toy_source(capsys: pytest.CaptureFixture[str]) -> None:
+    assert call(["stats", "a b c", "d e f", *ASKED, "--json"]) == 0
+    heads = json.loads(capsys.readouterr().out)["heads"]
+    assert [(head["layer"], head["head"]) for head in heads] == [
+        (layer, head) for layer in (2, 5) for head in range(3)
+    ]
+    for head in heads:
+        assert head["entropy"] == pytest.approx(np.log2(3))
 
 
 class LargestWeight:

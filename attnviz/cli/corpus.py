@@ -15,7 +15,9 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 
 from attnviz.cli.inputs import decoded_argument, is_piped
 from attnviz.cli.open_source import (
+    BUILT_IN,
     SourceRequest,
+    kind_asked_for,
     model_options,
     open_source,
     open_weights_source,
@@ -145,6 +147,9 @@ def make_opening(
     if model.model is None:  # padding is never looked at
         masking = replace(masking, padding_mask=True)
     request = SourceRequest(inputs, layer, masking, weights, model, for_corpus=True)
+    kind = kind_asked_for(request)
+    if kind not in BUILT_IN:
+        return partial(opening.open_with, kind.open, request)
     if model.model is not None:
         choice("--device", layer.device, ("auto", *DEVICES))
         options = model_options(request)

@@ -73,9 +73,14 @@ class SourceKind:
     open: Callable[[SourceRequest], Source]
 
 
+def kind_asked_for(request: SourceRequest) -> SourceKind:
+    """The kind of source that the flags name."""
+    return next(kind for kind in SOURCES if kind.is_asked(request))
+
+
 def open_source(request: SourceRequest) -> Source:
     """The source that the flags name. Raises `ConfigError` where they contradict each other."""
-    return next(kind for kind in SOURCES if kind.is_asked(request)).open(request)
+    return kind_asked_for(request).open(request)
 
 
 def _open_layer(request: SourceRequest) -> Source:
@@ -195,3 +200,6 @@ SOURCES = [
     SourceKind(lambda r: True, _open_layer),
 ]
 """The kinds of source; the first that is asked for is opened."""
+
+BUILT_IN = tuple(SOURCES)
+"""Those whose flags a corpus reads by itself; it opens any other as `run` does."""

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from attnviz.config import AttentionConfig
 from attnviz.corpus.reader import CorpusReader
 from attnviz.errors import ConfigError
+from attnviz.pipeline import Source
 
 if TYPE_CHECKING:
     from attnviz.sources.from_weights import Asked
@@ -50,6 +51,11 @@ def open_model(options: ModelOptions, generates: bool = False) -> CorpusReader:
         source = ModelSource(options)
     source.require_one_text()
     return CorpusReader(source)
+
+
+def open_with(open_source: Callable[[Any], Source], request: Any) -> CorpusReader:
+    """Any other source, by the function that opens it and what that takes."""
+    return CorpusReader(open_source(request))
 
 
 def open_saved(paths: tuple[Path, ...], axes: str | None = None) -> CorpusReader:
