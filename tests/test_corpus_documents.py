@@ -16,6 +16,8 @@ from attnviz.corpus.batches import Shard, batches, shards
 from attnviz.corpus.documents import Bad, Corpus, Document, find_files
 from attnviz.corpus.reader import Ready
 from attnviz.errors import InputError, printable
+from attnviz.sources.own_layers import TokenizedBatch
+from attnviz.tokens import make_batch
 
 
 def read(*paths: Path, **how: object) -> list[Document | Bad]:
@@ -223,7 +225,7 @@ def test_shards_hold_consecutive_documents() -> None:
 
 
 def ready(length: int, number: int = 0) -> Ready:
-    return Ready(Document(number, "", ""), (0,) * length)
+    return Ready(Document(number, "", ""), TokenizedBatch(make_batch([("w",) * length])))
 
 
 def test_batches_have_like_lengths() -> None:

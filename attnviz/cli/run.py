@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
@@ -10,6 +11,7 @@ from attnviz.cli.inputs import read_texts
 from attnviz.cli.open_source import SourceRequest, open_source
 from attnviz.cli.options import (
     OUTPUT,
+    FlagGroup,
     InputFlags,
     LayerFlags,
     LongFlags,
@@ -35,6 +37,47 @@ attnviz run "The cat sat on the mat because it was tired." --causal
 attnviz run "猫坐在垫子上" --d-model 64 --n-heads 4 -o cat.png --force"""
 
 
+@dataclass(frozen=True)
+class RunFlags(FlagGroup):
+    """What `run` can make beside pictures, pages and saved runs."""
+
+    keep: Annotated[
+        str | None,
+        optional(
+            help=f"Tensors to add to a saved run: {','.join(KEEPABLE)}.",
+            metavar="NAMES",
+            panel=OUTPUT,
+        ),
+    ] = None
+    save_layer: Annotated[
+        Path | None,
+        optional(
+            help="Write the layer's parameters to this .safetensors file.",
+            panel=OUTPUT,
+        ),
+    ] = None
+    overlay: Annotated[
+        Path | None,
+        optional(
+            metavar="FILE.png",
+            help="With --image: lay a query's attention over the picture, a tile for each head.",
+            panel=OUTPUT,
+        ),
+    ] = None
+    overlay_query: Annotated[
+        str | None,
+        optional(
+            metavar="TOKEN",
+            help="Whose attention that is: r3c5, say; \\[CLS] or the mean of all when left out.",
+            panel=OUTPUT,
+        ),
+    ] = None
+    trace: Annotated[
+        bool,
+        flag("--trace/--no-trace", help="The shape of every step.", panel=OUTPUT),
+    ] = True
+
+
 @spread
 def run(
     inputs: InputFlags,
@@ -46,50 +89,16 @@ def run(
     tokens: TokenFlags,
     output: OutputFlags,
     long: LongFlags,
-    keep: Annotated[
-        str | None,
-        optional(
-            help=f"Tensors to add to a saved run: {','.join(KEEPABLE)}.",
-            metavar="NAMES",
-            panel=OUTPUT,
-        ),
-    ] = None,
-    save_layer: Annotated[
-        Path | None,
-        optional(
-            help="Write the layer's parameters to this .safetensors file.",
-            panel=OUTPUT,
-        ),
-    ] = None,
-    overlay: Annotated[
-        Path | None,
-        optional(
-            metavar="FILE.png",
-            help="With --image: lay a query's attention over the picture, a tile for each head.",
-            panel=OUTPUT,
-        ),
-    ] = None,
-    overlay_query: Annotated[
-        str | None,
-        optional(
-            metavar="TOKEN",
-            help="Whose attention that is: r3c5, say; \\[CLS] or the mean of all when left out.",
-            panel=OUTPUT,
-        ),
-    ] = None,
-    trace: Annotated[
-        bool,
-        flag("--trace/--no-trace", help="The shape of every step.", panel=OUTPUT),
-    ] = True,
+    extra: RunFlags,
 ) -> None:
     """Run text through multi-head attention; draw every head, print every shape."""
     # What the flags alone can tell comes first: a wrong one is answered before torch is loaded.
     source = open_source(SourceRequest(inputs, layer, masking, origin, pretrained))
     look.look()
-    kept = _kept(keep)
+    kept = _kept(extra.keep)
     output.places()
-    _check_outputs(output, kept, save_layer, pretrained)
-    _check_overlay(overlay, overlay_query, pretrained)
+    _check_outputs(output, kept, extra.save_layer, pretrained)
+    _check_overlay(extra.overlay, extra.overlay_query, pretrained)
     if kept and tokens.given:
         raise ConfigError(f"--keep and {tokens.given[0]}: what is kept has a row for each token")
     heads = output.chosen_heads(source.layer_numbers, source.n_heads)
@@ -97,7 +106,16 @@ def run(
     from attnviz.cli.run_work import RunRequest, run_texts
 
     request = RunRequest(
-        look, tokens, output, long, kept, save_layer, overlay, overlay_query, trace, heads
+        look,
+        tokens,
+        output,
+        long,
+        kept,
+        extra.save_layer,
+        extra.overlay,
+        extra.overlay_query,
+        extra.trace,
+        heads,
     )
     run_texts(source, texts, request)
 
