@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from attnviz.errors import printable
+from attnviz.pipeline import Line
 from attnviz.render.visible import shorten, visible
 from attnviz.wording import plural
 
@@ -26,11 +27,8 @@ LONGEST_TOKEN = 32
 INDENT = 12
 """Columns of the label before a fact."""
 
-Fact = tuple[str, str]
-"""A label, which may be empty, and what is said under it."""
 
-
-def print_facts(console: Console, facts: Sequence[Fact]) -> None:
+def print_facts(console: Console, facts: Sequence[Line]) -> None:
     """Each fact on a line, or on as many as a terminal needs; a pipe gets one line each."""
     from rich.text import Text
 
@@ -50,14 +48,14 @@ def print_facts(console: Console, facts: Sequence[Fact]) -> None:
 NO_MASK = "none: every query may look at every key"
 
 
-def mask_names(names: Sequence[str]) -> Fact:
+def mask_names(names: Sequence[str]) -> Line:
     """The masks by name, where their cells are not counted."""
     return ("masks", ", ".join(map(printable, names)) or NO_MASK)
 
 
 def mask_facts(
     names: Sequence[str], allowed: npt.NDArray[np.bool_] | None, queries: Batch, keys: Batch
-) -> list[Fact]:
+) -> list[Line]:
     """The masks by name, with counts over the cells and rows of real tokens.
 
     `allowed` is bool `[B 1|H Tq Tk]`. Cells of padding are not counted: no other mask decides them.
@@ -77,7 +75,7 @@ def mask_facts(
     return [("masks", f"{', '.join(names)}: {'; '.join(parts)}")]
 
 
-def part_facts(drawn: Attention) -> list[Fact]:
+def part_facts(drawn: Attention) -> list[Line]:
     """Which part of the map it is; its weights are those of the whole."""
     (first, end), (key, last) = drawn.config["part"]
     return [
@@ -86,7 +84,7 @@ def part_facts(drawn: Attention) -> list[Fact]:
     ]
 
 
-def pooled_facts(pooled: Attention, why: str) -> list[Fact]:
+def pooled_facts(pooled: Attention, why: str) -> list[Line]:
     """Why a run was pooled, what a pixel is, and what is exact."""
     rows, keys = pooled.cells
     pixels = f"{pooled.mean.shape[3]} × {pooled.mean.shape[4]} pixels"
@@ -106,7 +104,7 @@ def token_facts(
     *,
     with_ids: bool = True,
     chosen: Sequence[int] | None = None,
-) -> list[Fact]:
+) -> list[Line]:
     """The chosen sequences' tokens, with their ids as they stand in the vocabulary."""
     sides = [("sequence", queries)] if keys is None else [("queries", queries), ("keys", keys)]
     facts = []

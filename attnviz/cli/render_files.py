@@ -11,7 +11,6 @@ import numpy as np
 import numpy.typing as npt
 
 from attnviz.cli.facts import (
-    Fact,
     mask_facts,
     mask_names,
     part_facts,
@@ -37,6 +36,7 @@ from attnviz.cli.streams import warn
 from attnviz.errors import ConfigError, printable
 from attnviz.machine import require_memory
 from attnviz.masks import build, notes_on, rules_from
+from attnviz.pipeline import Line
 from attnviz.render.console import ascii_only, make_console
 from attnviz.render.visible import notation
 from attnviz.result import UNKNOWN_MASKS, Attention, batches_of, only_layers, part_of
@@ -269,7 +269,7 @@ def _facts(
     sequences: Sequence[int],
     array: ArrayFlags,
     console: Console,
-) -> list[Fact]:
+) -> list[Line]:
     """What was read: where from, its sizes, masks, tokens."""
     whole = opened.found
     if isinstance(whole, Attention) and whole.is_pooled:

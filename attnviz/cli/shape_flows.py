@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from attnviz.architectures import read_architecture
-from attnviz.cli.facts import Fact, mask_facts, print_facts
+from attnviz.cli.facts import mask_facts, print_facts
 from attnviz.cli.inputs import read_texts
 from attnviz.cli.open_source import SourceRequest, open_weights_source, reading_of
 from attnviz.cli.options import (
@@ -40,7 +40,7 @@ from attnviz.diagnose import (
 )
 from attnviz.errors import ConfigError, InputError, printable
 from attnviz.masks import MASKS, NUMBER, SWITCH, Rule, build, from_array, notes_on, rules_from
-from attnviz.pipeline import Tokenized
+from attnviz.pipeline import Line, Tokenized
 from attnviz.render.console import make_console
 from attnviz.render.reports import (
     architecture_facts,
@@ -66,7 +66,7 @@ class Flow:
     steps: Sequence[Step]
     sizes: Mapping[str, int]
     config: Mapping[str, Any]
-    facts: Sequence[Fact]
+    facts: Sequence[Line]
     cross: bool = False
     layer: AttentionConfig | None = None
 
@@ -167,7 +167,7 @@ class Subject:
 
     def _read_masks(
         self, tokens: Tokenized, config: AttentionConfig
-    ) -> tuple[list[Rule], list[Fact]]:
+    ) -> tuple[list[Rule], list[Line]]:
         """(the masks, what they forbid); notes on them go to standard error."""
         queries, keys = tokens.queries, tokens.keys or tokens.queries
         settings = self.masking.settings()
@@ -289,7 +289,7 @@ def _of_layer(
     lengths: Mapping[str, int],
     masked: bool,
     cross: bool,
-    facts: Sequence[Fact] = (),
+    facts: Sequence[Line] = (),
     per_head: bool = False,
 ) -> Flow:
     """The flow of a layer from flags, at any size."""

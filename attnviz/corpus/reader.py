@@ -117,9 +117,7 @@ class CorpusReader:
 
     def attend(self, batch: Sequence[Ready], take: Take) -> None:
         """Run a padded batch through; `take` gets the weights of each layer as they come."""
-        tokens = batch[0].tokenized
-        if len(batch) > 1 or not getattr(self.source, "is_saved", False):
-            tokens = self.source.join([each.tokenized for each in batch])
+        tokens = self.source.join([each.tokenized for each in batch])
         is_long = int(tokens.lengths.max()) > LONGEST and self.source.can_stream(tokens)
         self.source.run(tokens, _Blocks(self, self._texts(batch, tokens), take, is_long))
 

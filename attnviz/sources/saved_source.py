@@ -33,7 +33,7 @@ class SavedSource:
     """
 
     longest = 0  # each sequence comes alone
-    needs_text, is_saved = False, True
+    needs_text = False
 
     def __init__(self, paths: Sequence[Path], axes: str | None = None) -> None:
         self.paths, self._axes = tuple(paths), axes
